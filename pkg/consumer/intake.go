@@ -111,6 +111,11 @@ func (t *track) attachHandler(ctx context.Context) error {
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", partition.tp, errNoLog, err)}
 	}
+	// The records in memory are those of the deleted topic. They must not move the watermarks of the new one.
+	if partition.wasRecreated(log) {
+		partition.isDoubtful.Store(true)
+		return &inboxFailure{errOrphan}
+	}
 
 	t.trouble.watchDatabase(t, maxQuerySilence)
 	defer t.trouble.stopWatching()

@@ -96,6 +96,7 @@ type partition struct {
 	wake       chan struct{} // there is room, or a record to fetch again
 	trackGroup sync.WaitGroup
 	stopped    atomic.Bool // all tracks have ended after stopStarting
+	isDoubtful atomic.Bool // a handler has found another topic: its id has to be checked before the next fetch
 }
 
 // tenure is how long this member has a partition.
@@ -165,7 +166,7 @@ func (p *partition) fetchLoop() {
 		}
 
 		// A broker ends a fetch when the topic is deleted. Between two fetches, a broker before Kafka 3.1 does not show that.
-		if time.Since(watched) > maxUnwatched {
+		if time.Since(watched) > maxUnwatched || p.isDoubtful.Load() {
 			restarted, err := p.restartIfRecreated(ctx)
 			if ctx.Err() != nil {
 				return

@@ -25,8 +25,9 @@ func (s *session) reportRecreated(tp transport.TopicPartition) error {
 // restartIfRecreated continues at the start of the topic if it was deleted and created again, and reports whether it was. With
 // WithHaltOnLoss it ends the Run instead.
 func (p *partition) restartIfRecreated(ctx context.Context) (bool, error) {
+	p.isDoubtful.Store(false)
 	log, err := p.s.g.Log(ctx, p.tp)
-	if err != nil || !isAnotherTopic(p.topicID, log.ID) {
+	if err != nil || !p.wasRecreated(log) {
 		return false, err
 	}
 	if err := p.s.reportRecreated(p.tp); err != nil {
@@ -34,6 +35,13 @@ func (p *partition) restartIfRecreated(ctx context.Context) (bool, error) {
 	}
 	p.restart(log, 0)
 	return true, nil
+}
+
+// wasRecreated reports whether log is that of another topic than the records that were read.
+func (p *partition) wasRecreated(log inbox.Log) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return isAnotherTopic(p.topicID, log.ID)
 }
 
 // restart continues in another topic, at an offset at its start. If retention has removed the first records, the next fetch moves

@@ -233,6 +233,9 @@ func (t *track) repeatStep(step func() error) bool {
 			t.p.s.failRun(err)
 			return false
 		}
+		if errors.Is(err, errOrphan) {
+			return false
+		}
 		t.p.s.report(err)
 		if t.mustStop() {
 			return false

@@ -223,8 +223,8 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 		return false, true
 	}
 
-	// The order of the queue depends on the generation of the topic, which the inbox returns.
-	if t.hasWatermark(current) && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
+	// The order of the queue depends on the generation of the topic, which the inbox returns in every mode.
+	if !current.entry.orphan.Load() && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
 		return false, false
 	}
 
@@ -273,8 +273,9 @@ func (t *track) newWaiting(task task, unordered bool) *setaside.Message {
 		waiting.Headers = append(waiting.Headers, setaside.Header(h))
 	}
 
-	// A message of a deleted topic is before those of the new one.
-	if t.hasWatermark(task) {
+	// A message of a deleted topic is before those of the new one. One whose topic was deleted after its attempt had begun is
+	// the first of its queue.
+	if !task.entry.orphan.Load() {
 		waiting.Generation = t.p.generationOf(t.reg)
 	}
 	waiting.ID = setaside.MessageID(place, waiting.Generation, waiting.Offset, message.Source+"/"+dedupID(message))
