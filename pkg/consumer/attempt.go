@@ -92,7 +92,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 			return res, err
 		}
 	}
-	if t.usesTransaction() {
+	if t.reg.mode.usesTransaction() {
 		t.trouble.watchDatabase(t, maxQuerySilence)
 		defer t.trouble.stopWatching()
 	}
@@ -250,7 +250,7 @@ func (t *track) handleEager(ctx context.Context, current task, res *attemptResul
 		if err := t.checkOrder(ctx, []task{current}, []bool{false}); err != nil {
 			return err
 		}
-		return session.passWatermark(ctx, t.inboxEntry(current))
+		return t.passWatermark(ctx, current)
 	}
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("claiming a message: %w", err)}
@@ -293,12 +293,20 @@ func (s *session) claimMessage(ctx context.Context, entry inbox.Entry) (*inbox.C
 	return s.inbox.Claim(ctx, entry, 0)
 }
 
-// passWatermark moves the watermark of the inbox past the message.
-func (s *session) passWatermark(ctx context.Context, entry inbox.Entry) error {
-	if err := s.inbox.Pass(ctx, []inbox.Entry{entry}); err != nil {
-		return &inboxFailure{fmt.Errorf("passing the watermark: %w", err)}
+// passWatermark moves the watermark of the inbox past the message of current. It returns errOrphan, and moves nothing, if the topic was
+// deleted and created again.
+func (t *track) passWatermark(ctx context.Context, current task) error {
+	// A message that was never tried may be the first one of the handler. Without the id of its topic, the inbox would take the
+	// watermark for one of the topic that comes next.
+	if err := t.attachHandler(ctx); err != nil {
+		return err
 	}
-	return nil
+	return t.p.s.transact(ctx, func(ctx context.Context) error {
+		if err := t.p.s.inbox.Pass(ctx, []inbox.Entry{t.inboxEntry(current)}); err != nil {
+			return &inboxFailure{fmt.Errorf("passing the watermark: %w", err)}
+		}
+		return checkOrphans([]task{current})
+	})
 }
 
 // runHandler runs the handler in order for the messages that fresh marks as new, or for all of them if fresh is nil. It
@@ -311,14 +319,14 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	defer batch.reportOutcome(errBatchNotRun)
 
 	// From here on the time is the handler's, and afterwards the commit's.
-	if t.usesTransaction() {
+	if t.reg.mode.usesTransaction() {
 		t.trouble.stopWatching()
 		defer t.trouble.watchDatabase(t, maxCommitSilence)
 	}
 
 	began := time.Now()
 	defer func() { t.lastRun = time.Since(began) }()
-	mayEndEarly := t.usesTransaction() && t.reg.batch == nil
+	mayEndEarly := t.reg.mode.usesTransaction() && t.reg.batch == nil
 	for i, x := range list {
 		// The server aborts long transactions, so a slow batch ends before that, and the next one is smaller.
 		took := time.Since(began)
@@ -436,7 +444,7 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	}
 
 	if ofHandler {
-		return !t.usesTransaction() || !isTransient(failure.error), failure.error
+		return !t.reg.mode.usesTransaction() || !isTransient(failure.error), failure.error
 	}
 	if _, ok := errors.AsType[*inboxFailure](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil

@@ -34,6 +34,9 @@ const (
 // usesInbox reports whether handlers of the mode mark their messages.
 func (m Mode) usesInbox() bool { return m == Transactional || m == Claimed }
 
+// usesTransaction reports whether handlers of the mode run in a transaction.
+func (m Mode) usesTransaction() bool { return m != AtLeastOnce }
+
 // String returns the name of the mode.
 func (m Mode) String() string {
 	switch m {

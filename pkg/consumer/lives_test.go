@@ -7,8 +7,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // scripted is a handler that records the ids of the messages that it handles, in order.
@@ -135,6 +137,38 @@ func TestN29_AHandlerThatBeginsAfterTheTopicWasDeletedHidesNoMessage(t *testing.
 			l.waitCommitted(t, 5)
 		})
 	}
+}
+
+// N29: messages of a deleted topic that no handler took, because they had expired, do not move the watermarks of the new topic.
+func TestN29_ExpiredMessagesOfADeletedTopicHideNoMessage(t *testing.T) {
+	t.Parallel()
+	for _, mode := range allModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			l := &changing{id: "cluster/topic"}
+			s := newScripted()
+			member := inDatabase(t, l, stacktest.Database(t, stacktest.Client(t)), consumer.WithMode(mode))
+			addHandler(t, member, "counted", s.handle)
+			for range 3 {
+				l.appendExpired("a")
+			}
+			startConsumer(t, member)
+			l.waitCommitted(t, 3)
+
+			l.recreate("a", 5)
+			l.waitCommitted(t, 5)
+			s.checkHandled(t, "recreated0", "recreated1", "recreated2", "recreated3", "recreated4")
+		})
+	}
+}
+
+// appendExpired appends a record whose time is over.
+func (l *changing) appendExpired(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.addLocked(key)
+	last := &l.records[len(l.records)-1]
+	last.Headers = append(last.Headers, event.Header{Key: record.HeaderDeliverBy, Value: []byte("1")})
 }
 
 // waitServed blocks until the consumer has fetched the records.

@@ -632,7 +632,7 @@ func (s *storm) finish() {
 	for key := range randomKeys {
 		s.requeueLetters(deadletter.Query{Requeued: &no, Key: fmt.Append(nil, "key", key)})
 	}
-	stacktest.EventuallyIn(s, 2*time.Minute+*randomTime/4, "the end of all messages", func() bool {
+	stacktest.EventuallyIn(s, 2*time.Minute+*randomTime, "the end of all messages", func() bool {
 		s.requeueLetters(deadletter.Query{Requeued: &no, All: true})
 		open, err := s.newDesk().Count(s.context(), deadletter.Query{Requeued: &no})
 		return err == nil && open == 0 && s.countDocuments(setaside.DefaultCollection) == 0 && len(s.findMissing()) == 0

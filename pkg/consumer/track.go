@@ -182,11 +182,8 @@ func (t *track) mayBatch() bool {
 	if t.reg.system || t.reg.mode == Claimed {
 		return false
 	}
-	return t.reg.batch != nil || t.usesTransaction()
+	return t.reg.batch != nil || t.reg.mode.usesTransaction()
 }
-
-// usesTransaction reports whether the handler runs in a transaction.
-func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce }
 
 // mustStop reports whether the track must not start anything: the generation ends or the consumer
 // is paused.

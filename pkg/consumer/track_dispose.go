@@ -125,15 +125,19 @@ func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 
 // passDisposed records in the store, or in the inbox, that the handler is done with a message that was moved.
 func (t *track) passDisposed(task task) error {
-	session := t.p.s
 	switch {
 	case t.waiting != nil:
-		_, err := session.c.waiting.Remove(t.p.drainCtx, t.waiting)
+		_, err := t.p.s.c.waiting.Remove(t.p.drainCtx, t.waiting)
 		return err
-	case !t.reg.mode.usesInbox() || task.entry.orphan.Load():
+	case !t.reg.mode.usesInbox():
 		return nil
 	}
-	return session.passWatermark(t.p.drainCtx, t.inboxEntry(task))
+
+	// The new topic has other watermarks.
+	if err := t.passWatermark(t.p.drainCtx, task); !errors.Is(err, errOrphan) {
+		return err
+	}
+	return nil
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
