@@ -221,7 +221,7 @@ type Lease struct {
 	// Renew is the interval between two renewals by the owner. It must be at most a third of ttl.
 	// Defaults to 1s.
 	Renew time.Duration `yaml:"renew"`
-	// Checkpoint is the interval between two checkpoints while the position moves. A shorter interval
+	// Checkpoint is the interval between two checkpoints while events are delivered. A shorter interval
 	// reduces the events that are read again after a crash; a longer one reduces writes to MongoDB.
 	// Defaults to 250ms.
 	Checkpoint time.Duration `yaml:"checkpoint"`

@@ -45,3 +45,34 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 		return len(o["t"]) == 1 && o["t"][0] == 4
 	})
 }
+
+// Each write moves the position of an idle stream, so a position without a delivery must not cause another write.
+func TestAPositionWithoutADeliveryWaitsForARenewal(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	cfg := longConfig(coll, "a")
+	cfg.Renew = patient
+	h := mustAcquire(t, newLease(t, cfg))
+	var at atomic.Uint32
+	var offset atomic.Int64
+	startRunOf(t, h, func() Checkpoint {
+		return Checkpoint{Position: newPosition(at.Add(1)), Offsets: map[string][]int64{"t": {offset.Load()}}}
+	})
+	deliver := func(to int64) {
+		t.Helper()
+		offset.Store(to)
+		stacktest.Eventually(t, "the offset", func() bool {
+			list := readStored(t, coll).OffsetMap()["t"]
+			return len(list) == 1 && list[0] == to
+		})
+	}
+
+	deliver(3)
+	before := readStored(t, coll).Position()
+	moved := at.Load() + 20
+	stacktest.Eventually(t, "twenty positions", func() bool { return at.Load() >= moved })
+	if after := readStored(t, coll).Position(); after.Compare(before) != 0 {
+		t.Error("a position was written although no event was delivered")
+	}
+	deliver(4)
+}

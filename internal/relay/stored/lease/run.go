@@ -38,8 +38,8 @@ func (s Source) current() Checkpoint {
 }
 
 // Run renews the lease until ctx ends or the lease is lost. Renewals save the checkpoint of source. If the lease is lost, it returns
-// [ErrLeaseLost]. After a Release it returns nil. The end of ctx does not release the lease. Run saves a
-// changed position every CheckpointEvery, and renews at least every Renew. While the server is not
+// [ErrLeaseLost]. After a Release it returns nil. The end of ctx does not release the lease. Run saves the position of delivered events
+// every CheckpointEvery, and renews at least every Renew. While the server is not
 // available, it retries and the work is suspended. Only the document decides that the lease is lost (N2).
 func (h *Held) Run(ctx context.Context, source Source) error {
 	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
@@ -100,7 +100,8 @@ func (h *Held) logFailure(err error, n int) {
 	}
 }
 
-// renewIfDue renews the lease if the time has come or the position has changed.
+// renewIfDue renews the lease if the time has come, or if events were delivered since the last checkpoint. A position that moved without
+// a delivery waits for a renewal: after a crash, only reads are repeated. Each write moves the position of an idle stream, too.
 func (h *Held) renewIfDue(ctx context.Context, source Source) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
@@ -110,10 +111,23 @@ func (h *Held) renewIfDue(ctx context.Context, source Source) error {
 	checkpoint := source.current()
 	// While work is suspended, each attempt may end the suspension.
 	due := h.lease.clock()-time.Duration(h.lastWrite.Load()) >= h.lease.cfg.Renew || !h.Valid()
-	if !due && checkpoint.Position.Compare(h.savedPosition) <= 0 {
+	if !due && (checkpoint.Position.Compare(h.savedPosition) <= 0 || !h.hasNewOffsets(checkpoint.Offsets)) {
 		return nil
 	}
 	return h.writeCheckpoint(ctx, checkpoint, nil)
+}
+
+// hasNewOffsets reports whether offsets has a later offset than the document, or one of which that is unknown. The caller must hold the turn.
+func (h *Held) hasNewOffsets(offsets map[string][]int64) bool {
+	for topic, list := range offsets {
+		stored := h.storedOffsets[topic]
+		for i, offset := range list {
+			if offset >= 0 && (i >= len(stored) || offset > stored[i]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // writeCheckpoint saves checkpoint and fields, and renews the lease. The caller must hold the turn.
