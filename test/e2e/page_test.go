@@ -48,6 +48,7 @@ func TestPage(t *testing.T) {
 	}
 
 	part("Overview", testOverview)
+	part("Charts", testCharts)
 	part("Navigation", testNavigation)
 	part("Terms", testTerms)
 	part("Rows", testRows)
@@ -119,6 +120,29 @@ func testOverview(s *scene, b *tab) {
 	b.waitUntil("the first words to be about the watcher", `/^(✓ ok|! warn|✕ fail) Watcher orders: /.test(document.getElementById('figures').innerText)`)
 	b.takeScreenshot("overview-light")
 	b.checkConsole("overview")
+}
+
+// testCharts adds a minute and a mark to the history of an open page, which reads it again after a minute.
+func testCharts(s *scene, b *tab) {
+	b.openPage("/")
+	b.waitUntil("the marks of the history", `document.querySelector('#marks a')`)
+
+	now := time.Now()
+	if _, err := s.state.Collection("audit").InsertOne(b.t.Context(), bson.D{
+		{Key: "at", Value: now}, {Key: "kind", Value: "gap_closed"}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: "one"}, {Key: "fields", Value: bson.D{}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	minute := bson.D{{Key: "t", Value: now}, {Key: "r", Value: 1.0}, {Key: "l", Value: 0.0}, {Key: "p50", Value: 12.0}, {Key: "p99", Value: 4321.0}}
+	push := bson.D{{Key: "$push", Value: bson.D{{Key: "samples", Value: minute}}}}
+	if _, err := s.state.Collection("history").UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, push); err != nil {
+		b.t.Fatal(err)
+	}
+
+	evaluateScript[bool](b, "(() => { const now = Date.now; Date.now = () => now() + 60_000; return true; })()")
+	b.waitUntil("the new mark", `[...document.querySelectorAll('#marks a')].some((a) => a.innerText.endsWith('gap closed on one'))`)
+	b.waitUntil("the latency of the new minute", `document.getElementById('summary-p99').dataset.all.includes('most 4,321')`)
+	b.checkConsole("charts")
 }
 
 // testWidthsAndAccess checks each page: no horizontal scrolling and no broken word on small and large screens, no

@@ -27,7 +27,7 @@ type overview struct {
 	Slots    int           // number of slots of the watcher
 	Own      []admin.SlotStatus
 	Paused   int     // number of slots of the watcher that an operator paused
-	Rates    []int32 // records of the last hour in parts of three minutes, oldest first; nil for a refresh, which keeps the chart
+	Rates    []int32 // records of the last hour in parts of three minutes, oldest first
 }
 
 // Headline returns the state of the watcher in a few words.
@@ -264,18 +264,21 @@ func showOverview(call *call) (any, error) {
 		return nil, err
 	}
 	shown := newOverview(overview, call.v)
-	if call.refresh || shown.Slots == 0 {
+	if shown.Slots == 0 {
 		return shown, nil
 	}
 
-	minutes, err := call.use.Activity.Minutes(call.ctx)
+	minutes, err := call.use.Activity.Minutes(call.ctx, shownMinutes)
 	shown.Rates = sumMinutes(minutes, call.v.Now)
 	return shown, err
 }
 
+// shownMinutes is the time that the small chart of the overview shows.
+const shownMinutes = 60
+
 // sumMinutes returns the records of the last hour, in parts of three minutes.
 func sumMinutes(minutes []admin.Minute, now time.Time) []int32 {
-	const parts = 60 / activity.RecentMinutes
+	const parts = shownMinutes / activity.RecentMinutes
 	list := make([]int32, parts)
 	for _, minute := range minutes {
 		age := int(now.Sub(minute.At).Minutes()) / activity.RecentMinutes
@@ -315,7 +318,7 @@ const maxMarks = 100
 
 // showHistory serves throughput, lag and latency of the last day, for the charts, with takeovers, pauses and gaps.
 func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
-	list, err := call.use.Activity.Minutes(call.ctx)
+	list, err := call.use.Activity.Minutes(call.ctx, admin.AllMinutes)
 	if err != nil {
 		p.serveProblem(response, request, call, err)
 		return

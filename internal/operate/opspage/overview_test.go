@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
@@ -183,6 +184,31 @@ func TestLagHasOneMeaning(t *testing.T) {
 		text := strings.Join(strings.Fields(body), " ")
 		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {
 			t.Errorf("%s: %s", path, text)
+		}
+	}
+}
+
+// busyDesk is a desk whose watcher sends two records per second.
+type busyDesk struct{ deskActivity }
+
+func (busyDesk) Minutes(context.Context, int) ([]admin.Minute, error) {
+	return []admin.Minute{{At: time.Now().Add(-time.Minute), Rate: 2}}, nil
+}
+
+// A refresh renders the small chart of the last hour again: an element that htmx preserves would keep the first one.
+func TestARefreshRendersTheSmallChart(t *testing.T) {
+	t.Parallel()
+	desk := &desk{text: "x"}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Activity = busyDesk{deskActivity{desk}}
+		return use
+	}})
+
+	for _, header := range [][]string{nil, {"HX-Request", "true"}} {
+		_, body := sendRequest(t, site, &operator, "GET", "/", nil, header...)
+		if !strings.Contains(body, "120 records in the last 60 minutes") || strings.Contains(body, `id="spark-rate"`) {
+			t.Errorf("with headers %v, the overview lacks its small chart, or preserves it", header)
 		}
 	}
 }

@@ -141,7 +141,7 @@ func (d *desk) Acknowledge(context.Context, string) error {
 	return d.err
 }
 
-func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
+func (d deskActivity) Minutes(context.Context, int) ([]admin.Minute, error) {
 	return result[[]admin.Minute](d.desk)
 }
 
