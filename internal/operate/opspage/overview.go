@@ -235,6 +235,7 @@ func newOverview(reported admin.Overview, view *view) *overview {
 	for _, problem := range list {
 		overview.Problems = append(overview.Problems, newProblemCard(problem, view))
 	}
+	overview.addUncounted()
 
 	for i := range reported.Slots {
 		reportedSlot := &reported.Slots[i]
@@ -256,6 +257,25 @@ func newOverview(reported admin.Overview, view *view) *overview {
 		}
 	}
 	return overview
+}
+
+// addUncounted adds the events that an owner holds for topics that cannot be written, and that no count has found in the store yet. So
+// the tiles and the list of topics never have fewer events than the cards.
+func (o *overview) addUncounted() {
+	o.WaitingTopics = slices.Clone(o.WaitingTopics)
+	for i := range o.WaitingTopics {
+		topic := &o.WaitingTopics[i]
+		card := slices.IndexFunc(o.Problems, func(card problemCard) bool {
+			return card.Kind == problems.TopicUnwritable && card.Object == topic.Topic
+		})
+		if card < 0 {
+			continue
+		}
+
+		uncounted := max(o.Problems[card].Count-topic.Retry-topic.Blocked-topic.Parked, 0)
+		topic.Parked += uncounted
+		o.Counts.Parked += uncounted
+	}
 }
 
 func showOverview(call *call) (any, error) {

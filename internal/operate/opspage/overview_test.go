@@ -188,6 +188,35 @@ func TestLagHasOneMeaning(t *testing.T) {
 	}
 }
 
+// An owner reports a topic that cannot be written before a count finds its events in the store. The tile has at least the events of the card.
+func TestTilesAgreeWithTheCards(t *testing.T) {
+	t.Parallel()
+	missing := admin.Problem{Kind: problems.TopicUnwritable, Severity: problems.Warn, Watcher: "orders", Object: "missing", Count: 48}
+
+	for _, c := range []struct {
+		topic       admin.WaitingTopic
+		waiting     int64 // the sum of the counts
+		want        int64 // of the tile
+		ofTheTopic  int64
+		description string
+	}{
+		{admin.WaitingTopic{Topic: "missing"}, 3, 51, 48, "not counted yet"},
+		{admin.WaitingTopic{Topic: "missing", Parked: 10, Blocked: 30}, 43, 51, 18, "counted in part"},
+		{admin.WaitingTopic{Topic: "missing", Parked: 18, Blocked: 30}, 51, 51, 18, "counted"},
+		{admin.WaitingTopic{Topic: "other", Parked: 3}, 3, 3, 3, "another topic"},
+	} {
+		reported := admin.Overview{Problems: []admin.Problem{missing}, WaitingTopics: []admin.WaitingTopic{c.topic}, Counts: admin.Counts{Retry: c.waiting}}
+		shown := newOverview(reported, &view{Watcher: "orders"})
+
+		if got := shown.Tiles(&view{})[0].Count; got != c.want || shown.Waiting() != c.want || shown.WaitingTopics[0].Parked != c.ofTheTopic {
+			t.Errorf("%s: the tile has %d events, want %d; the topic has %d parked, want %d", c.description, got, c.want, shown.WaitingTopics[0].Parked, c.ofTheTopic)
+		}
+		if reported.WaitingTopics[0].Parked != c.topic.Parked {
+			t.Errorf("%s: the report was changed", c.description)
+		}
+	}
+}
+
 // busyDesk is a desk whose watcher sends two records per second.
 type busyDesk struct{ deskActivity }
 
