@@ -75,17 +75,18 @@ func newFilled[T any](text string) T {
 
 // desk returns values that are full of text, or err, and records the actions.
 type desk struct {
-	text     string
-	err      error
-	actor    admin.Actor
-	watcher  string
-	slot     string
-	slots    []admin.SlotStatus
-	count    int64
-	rejected int64         // letters of count that are not requeued
-	archived *time.Time    // when discarded letters leave the archive; nil: there is none
-	payload  bool          // of the last show
-	hold     chan struct{} // a discard waits until it is closed
+	text      string
+	err       error
+	rejection error // of an action on letters
+	actor     admin.Actor
+	watcher   string
+	slot      string
+	slots     []admin.SlotStatus
+	count     int64
+	rejected  int64         // letters of count that are not requeued
+	archived  *time.Time    // when discarded letters leave the archive; nil: there is none
+	payload   bool          // of the last show
+	hold      chan struct{} // a discard waits until it is closed
 
 	unknownID string // an id that no event has
 	lookups   []string
@@ -269,7 +270,7 @@ func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.Dead
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
 	}
-	return out, err
+	return out, errors.Join(err, d.rejection)
 }
 
 func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, did func(int64)) (admin.DeadDiscarded, error) {
@@ -281,7 +282,7 @@ func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, di
 	if !dry {
 		d.did = append(d.did, "discard")
 	}
-	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count, ArchivedUntil: d.archived}, d.err
+	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count, ArchivedUntil: d.archived}, errors.Join(d.err, d.rejection)
 }
 
 func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
@@ -834,6 +835,30 @@ func TestBadInputIsReportedWhereItWasEntered(t *testing.T) {
 				t.Errorf("%s %v: the page lacks %q", c.action, c.form, want)
 			}
 		}
+	}
+
+	// The page of a letter has the reason at its top, because its form is not the form that edits the letter.
+	desk := &desk{text: "x", count: 1, rejection: invalidInput("topic a/b is not valid")}
+	site = newSite(desk)
+	letter := url.Values{"_screen": {"/dead/letter"}, "_list": {"collection=shop.outbox&id=letter-1"}, "pick": {"letter-1"}, "to-topic": {"a/b"}}
+	for _, action := range []string{"dead-requeue", "dead-discard"} {
+		response, body := sendRequest(t, site, &operator, "POST", "/confirm/"+action, letter)
+		if response.StatusCode != http.StatusBadRequest || strings.Count(body, "topic a/b is not valid") != 1 || strings.Contains(body, `<details id="edit" class="edit" open>`) ||
+			!strings.Contains(body, `name="to-topic" value="a/b"`) || !strings.Contains(body, "<h1>Dead letter</h1>") {
+			t.Errorf("%s on the page of a letter: %d %s", action, response.StatusCode, body)
+		}
+	}
+	desk.rejection = nil
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/dead-discard", letter); !strings.Contains(body, `data-escape href="/dead/letter?collection=shop.outbox&amp;id=letter-1"`) {
+		t.Errorf("the question does not lead back to the letter: %s", body)
+	}
+	letter.Set("_count", "1")
+	if response, _ := sendRequest(t, site, &operator, "POST", "/act/dead-discard", letter); !strings.HasPrefix(response.Header.Get("Location"), "/dead?done=") {
+		t.Errorf("the result is at %q", response.Header.Get("Location"))
+	}
+	letter.Set("_screen", "https://evil.example/")
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/dead-discard", letter); strings.Contains(body, `href="https://evil`) {
+		t.Error("a form leads to another site")
 	}
 
 	response, body := sendRequest(t, site, &operator, "GET", "/dead?since=soon", nil)
