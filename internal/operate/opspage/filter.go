@@ -79,9 +79,15 @@ func filterDead(call *call) *filter {
 	filter := &filter{Path: "/dead", Label: "Filter dead letters", Button: "Filter"}
 	// The letters of handlers have other classes, and belong to a group.
 	ofHandlers := call.value("source") == admin.FromHandler
-	classes := admin.Classes()
-	if ofHandlers {
+	var classes []string
+	switch call.value("source") {
+	case admin.FromRelay:
+		classes = admin.Classes()
+	case admin.FromHandler:
 		classes = admin.HandlerClasses()
+	default:
+		// Both have some classes.
+		classes = slices.Compact(slices.Sorted(slices.Values(slices.Concat(admin.Classes(), admin.HandlerClasses()))))
 	}
 
 	filter.Fields = []input{
