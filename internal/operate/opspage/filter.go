@@ -39,6 +39,12 @@ func (f *filter) HasMore(view *view) bool {
 	return slices.ContainsFunc(f.More, func(input input) bool { return view.Asked(input.Name) != "" })
 }
 
+// IsSet reports whether any condition is set.
+func (f *filter) IsSet(view *view) bool {
+	isSet := func(input input) bool { return view.Asked(input.Name) != "" }
+	return slices.ContainsFunc(f.Fields, isSet) || f.HasMore(view)
+}
+
 // Choices returns the options of a select. A value that the address contains is always a choice.
 func (in input) Choices(view *view) []option {
 	value := view.Asked(in.Name)

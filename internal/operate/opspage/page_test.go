@@ -705,16 +705,36 @@ func TestEmptyStates(t *testing.T) {
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
 			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Groups: noGroups{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Activity: noActivity{}, Replays: noReplays{},
 		}
 	}})
 
 	for at, want := range map[string]string{
 		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
-		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
-		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
+		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "The audit log has no entry. The start of a node adds one", "/log?kind=paused": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/sagas?database=d&saga=s": "A message that begins one adds it", "/inbox": "contains an inbox", "/control": "has never run",
+		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x", "/inbox?database=d": "stores one with the first message",
+		"/topics": "The first event of a topic adds it", "/topics/recent": "An event appears here as soon as Kafka has acknowledged it", "/topics/recent?topic=x": "for this topic",
+		"/pending?watcher=other": "Nothing waits", "/pending?topic=x": "No waiting event matches",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
+		}
+	}
+}
+
+// The page with the replays shows how one comes about, also in the block that the script requests again.
+func TestNoReplayWasStarted(t *testing.T) {
+	t.Parallel()
+	desk := &desk{text: "x"}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Replays = noReplays{}
+		return use
+	}})
+
+	for _, header := range [][]string{nil, {"HX-Request", "true"}} {
+		if _, body := sendRequest(t, site, &operator, "GET", "/control", nil, header...); !strings.Contains(body, "A replay sends delivered events again") {
+			t.Errorf("with headers %v: %s", header, body)
 		}
 	}
 }
@@ -730,7 +750,21 @@ type (
 	emptySchedule struct{ scheduleUseCases }
 	noInboxes     struct{ inboxUseCases }
 	noSagas       struct{ sagaUseCases }
+	noActivity    struct{ activityUseCases }
+	noReplays     struct{ replayUseCases }
 )
+
+func (noActivity) Topics(context.Context) (list admin.TopicList, err error) { return }
+
+func (noActivity) Recent(context.Context, string) (events admin.RecentEvents, err error) { return }
+
+func (noReplays) List(context.Context, int) (list []admin.ReplayInfo, err error) { return }
+
+func (noInboxes) Marks(context.Context, string, string) (marks []admin.InboxMark, err error) { return }
+
+func (noSagas) List(context.Context, string, string, int, string) (page admin.Page[admin.Saga], err error) {
+	return
+}
 
 func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
 
