@@ -110,7 +110,7 @@ func filterDead(call *call) *filter {
 		filter.More = append(filter.More, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
 	}
 	filter.More = append(filter.More,
-		input{Name: "message", Label: "Error begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
+		input{Name: "message", Label: "Reason begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
 	return filter
 }
 
@@ -118,7 +118,7 @@ func filterPending(*call) *filter {
 	return &filter{Path: "/pending", Label: "Filter waiting events", Button: "Filter", Fields: []input{
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
-		selectOf("reason", "Reason", []string{"retry", "blocked", "parked", "queued"}),
+		selectOf("reason", "State", []string{"retry", "blocked", "parked", "queued"}),
 		collectionInput,
 	}}
 }

@@ -946,6 +946,33 @@ func TestTablesHaveNoEmptyColumns(t *testing.T) {
 	}
 }
 
+// A column with the cause of a failure or of a wait has one heading. The cells repeat it for narrow screens.
+func TestTheCauseHasOneHeading(t *testing.T) {
+	t.Parallel()
+	others := regexp.MustCompile(`(?:<th scope="col"[^>]*>|data-label=")(Cause|Error|Failure reason|Last error|Last failure|Why)["<]`)
+	cell := regexp.MustCompile(`data-label="([^"]*)">(?:{{with .Target}})?{{template "end" (?:\(or )?\.(?:Reason|Why)\b`)
+	found := 0
+
+	for _, name := range []string{"dead", "groups", "handlers", "letter", "parts", "pending", "topics"} {
+		text, err := files.ReadFile("templates/" + name + ".html")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if heading := others.FindSubmatch(text); heading != nil {
+			t.Errorf("%s: the cause has the heading %s", name, heading[1])
+		}
+		for _, match := range cell.FindAllSubmatch(text, -1) {
+			found++
+			if string(match[1]) != "Reason" {
+				t.Errorf("%s: the label of the cause is %s", name, match[1])
+			}
+		}
+	}
+	if found != 6 {
+		t.Errorf("the lists have %d columns with a cause, want 6", found)
+	}
+}
+
 // Each class of a dead letter has a next step.
 func TestEachClassHasARemedy(t *testing.T) {
 	t.Parallel()
@@ -987,7 +1014,7 @@ func TestActionsOnMessagesOfHandlers(t *testing.T) {
 		t.Errorf("back at %s", at)
 	}
 
-	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are given up") || !d.messages.All {
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are discarded without another attempt") || !d.messages.All {
 		t.Errorf("all messages, by %+v: %s", d.messages, body)
 	}
 	if response, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", url.Values{}); response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "no message is selected") {
