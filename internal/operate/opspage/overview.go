@@ -198,15 +198,24 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		card.Link, card.LinkText = view.Link("/scheduled"), "Show the scheduled events"
 	case problems.NoStandby, problems.NodeStale, problems.Clock, problems.MongoUnreachable, problems.KafkaUnreachable, problems.NoOwner:
 		card.Link, card.LinkText = view.Link("/nodes"), "Show the nodes"
-	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails, problems.GapOpen:
+	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails:
 		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher), "Show the audit log"
 		if problem.Kind == problems.StreamStopped {
 			card.setSlotAction("skip", "Pass over the event")
 		}
+	case problems.GapOpen:
+		// The detail is the progress, and the overview refreshes it.
+		card.Fix = "wait: this card shows the number of swept events until the sweep is done. Then the audit log has gap_closed"
+		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher, "kind", string(nodes.GapFound)+" "+string(nodes.GapClosed)), "Show the gaps in the audit log"
 	case problems.Paused:
 		card.setSlotAction("resume", "Resume")
-	case problems.LostHistoryFound, problems.OplogUsed, problems.Lagging, problems.OutboxNotReadable, problems.CountsFail:
-		// Their fix is outside of the page.
+	case problems.Lagging:
+		card.Link, card.LinkText = view.Link("/topics"), "Show the topics"
+	case problems.OplogUsed, problems.OutboxNotReadable, problems.CountsFail:
+		// Their fix is outside of the page, and this command explains it.
+		card.Command = cmp.Or(problem.Command, "outrelay doctor")
+	case problems.LostHistoryFound:
+		// Its action is the acknowledgement.
 	}
 
 	if problem.Acknowledge != "" {

@@ -100,6 +100,33 @@ func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
 	}
 }
 
+// A card whose problem the page cannot end leads to a page that explains it, or has a command that does.
+func TestEachCardHasANextStep(t *testing.T) {
+	t.Parallel()
+	for _, spec := range problems.Specs() {
+		problem := admin.Problem{Kind: spec.Kind, Watcher: "orders", Object: "orders/1of2", Fix: spec.Fix}
+		if spec.Kind == problems.LostHistoryFound {
+			problem.Acknowledge = "lost-1"
+		}
+		if card := newProblemCard(problem, &view{}); card.Link+card.Action+card.Command == "" {
+			t.Errorf("the card of %s has no link, no action and no command", spec.Kind)
+		}
+	}
+
+	for kind, want := range map[problems.Kind]string{
+		problems.Lagging: "/topics", problems.OplogUsed: "outrelay doctor", problems.OutboxNotReadable: "outrelay doctor", problems.CountsFail: "outrelay doctor",
+		problems.GapOpen: "/log?kind=gap_found+gap_closed&of=orders",
+	} {
+		card := newProblemCard(admin.Problem{Kind: kind, Watcher: "orders"}, &view{})
+		if card.Link != want && card.Command != want {
+			t.Errorf("the card of %s has the link %q and the command %q, want %q", kind, card.Link, card.Command, want)
+		}
+	}
+	if card := newProblemCard(admin.Problem{Kind: problems.GapOpen, Fix: "wait; outrelay status shows the progress"}, &view{}); !strings.Contains(card.Fix, "this card shows") {
+		t.Errorf("the card of a gap leads away from the page: %s", card.Fix)
+	}
+}
+
 // The card of a missing topic creates it, and that of a stream that stands passes over the event. Each question names the topic or the event.
 func TestCardsRepairTheirProblem(t *testing.T) {
 	t.Parallel()
