@@ -973,6 +973,31 @@ func TestTheCauseHasOneHeading(t *testing.T) {
 	}
 }
 
+// oneLetter has one dead letter.
+type oneLetter struct {
+	letterUseCases
+	letter admin.DeadLetter
+}
+
+func (o oneLetter) Show(context.Context, admin.DeadRef, bool) (admin.DeadLetter, error) {
+	return o.letter, nil
+}
+
+// The page of a letter names the aggregate: that of a message of a handler, and that of an envelope.
+func TestALetterShowsItsAggregate(t *testing.T) {
+	t.Parallel()
+	for source, letter := range map[string]admin.DeadLetter{
+		admin.FromHandler: {AggregateID: "o-17"},
+		admin.FromRelay:   {Envelope: json.RawMessage(`{"aggregateid":"o-17"}`)},
+	} {
+		site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Letters: oneLetter{letter: letter}} }})
+		_, body := sendRequest(t, site, &viewer, "GET", "/dead/letter?id=1&source="+source, nil)
+		if !strings.Contains(body, `<dt>Aggregate id</dt><dd><span class="id" data-copy="the aggregate id">o-17</span></dd>`) {
+			t.Errorf("source %s: the page of a letter lacks the aggregate id", source)
+		}
+	}
+}
+
 // Each class of a dead letter has a next step.
 func TestEachClassHasARemedy(t *testing.T) {
 	t.Parallel()
