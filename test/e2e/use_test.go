@@ -117,8 +117,8 @@ func testTables(s *scene, b *tab) {
 		b.t.Errorf("%d rows have %.0f pixels", parked, height)
 	}
 
-	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('input') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
-	for _, at := range []string{"/pending?reason=parked", "/dead", "/nodes", "/log", "/scheduled"} {
+	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && !e.querySelector('input') && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('svg') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
+	for _, at := range append([]string{"/pending?reason=parked"}, pages...) {
 		b.openPage(at)
 		if columns := evaluateScript[[]string](b, empty); len(columns) > 0 {
 			b.t.Errorf("%s: columns without a value: %q", at, columns)

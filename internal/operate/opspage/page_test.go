@@ -937,6 +937,11 @@ func TestTablesHaveNoEmptyColumns(t *testing.T) {
 		t.Error("a column that does not exist is no error")
 	}
 
+	minutes := []admin.TopicFigures{{Recent: []int32{0, 0}}}
+	if filled, err := findFilled(minutes, "Recent"); err != nil || filled["Recent"] {
+		t.Errorf("a chart without a bar is a column: %v", err)
+	}
+
 	chart := newSpark([]int32{0, 1, 100, 50})
 	if want := []sparkBar{{5, 19, 1}, {10, 0, 20}, {15, 10, 10}}; chart == nil || chart.Width != 20 || !slices.Equal(chart.Bars, want) || chart.Text != "151 records in the last 12 minutes" {
 		t.Errorf("bars: %+v, want %v", chart, want)
