@@ -232,8 +232,10 @@ func testKeyboard(s *scene, b *tab) {
 		const isFocusSeen = `(() => { const e = document.activeElement; if (!e || !e.dataset || !e.dataset.walk) return true; const c = getComputedStyle(e), r = e.getBoundingClientRect(); return c.outlineStyle !== 'none' && parseFloat(c.outlineWidth) >= 2 && r.bottom >= 0 && r.top <= innerHeight; })()`
 		// An input of a time has a stop for each of its parts, and one for its calendar.
 		parts := 8 * evaluateScript[int](b, `document.querySelectorAll('input[type=datetime-local]').length`)
+		// The button that copies a shortened text is a stop after its link.
+		copies := evaluateScript[int](b, `[...document.querySelectorAll('.cut:has(.mid) a')].length`)
 		got := evaluateScript[int](b, note)
-		for range want + parts + 5 {
+		for range want + parts + copies + 5 {
 			b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
 			got = evaluateScript[int](b, note)
 			if !evaluateScript[bool](b, isFocusSeen) {

@@ -50,7 +50,13 @@
   const focusable = 'a[href],button,input,select,textarea,summary';
   let held = null, unfolded = [];
   document.body.addEventListener('htmx:beforeSwap', (e) => {
-    const el = document.activeElement, block = e.detail.target;
+    const block = e.detail.target;
+    // The new block lacks the button that copies. Its link has the focus in its place.
+    if (block.contains(floating)) {
+      if (document.activeElement === floating) (floating.parentElement.querySelector('a') ?? refresh).focus({ preventScroll: true });
+      floating.remove();
+    }
+    const el = document.activeElement;
     unfolded = [...block.querySelectorAll('details[id][open]')].map((d) => d.id);
     held = block.contains(el) ? { href: el.getAttribute('href'), at: [...block.querySelectorAll(focusable)].indexOf(el) } : null;
   });
@@ -133,21 +139,27 @@
   addCopy();
   document.body.addEventListener('htmx:afterSettle', addCopy);
 
-  // One button for all shortened texts of tables: it appears at the one under the pointer.
+  // One button for all shortened texts of tables: it appears at the one under the pointer, or at the link with the focus.
   const floating = document.createElement('button');
   floating.type = 'button';
   floating.className = 'copy floating';
-  floating.tabIndex = -1;
-  document.addEventListener('mouseover', (e) => {
+  const offerCopy = (e) => {
     const cell = e.target.closest?.('.cut');
-    if (!cell || floating.parentElement === cell || !cell.querySelector('.mid')) return;
+    // A button with the focus stays where it is.
+    if (!cell || document.activeElement === floating || floating.parentElement === cell || !cell.querySelector('.mid')) return;
     floating.textContent = 'Copy';
     floating.setAttribute('aria-label', 'Copy ' + cell.dataset.label);
     cell.append(floating);
-  });
-  document.addEventListener('mouseout', (e) => {
-    if (!e.relatedTarget?.closest?.('.cut')) floating.remove();
-  });
+  };
+  const endCopy = (e) => {
+    // The pointer leaves the button to a link with the focus.
+    if (e.relatedTarget?.closest?.('.cut') || floating.parentElement?.contains(document.activeElement)) return;
+    floating.remove();
+  };
+  document.addEventListener('mouseover', offerCopy);
+  document.addEventListener('mouseout', endCopy);
+  document.addEventListener('focusin', offerCopy);
+  document.addEventListener('focusout', endCopy);
   floating.addEventListener('click', () => {
     getSelection().selectAllChildren(floating.parentElement.querySelector('.mid'));
     floating.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
