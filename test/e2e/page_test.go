@@ -163,7 +163,7 @@ func testWidthsAndAccess(s *scene, b *tab) {
 			name = "overview"
 		}
 
-		for _, width := range []int64{360, 1024, 1280, 2560} {
+		for _, width := range []int64{360, 390, 1024, 1280, 2560} {
 			b.setWindowSize(width, 900)
 			if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
 				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluateScript[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
@@ -178,6 +178,9 @@ func testWidthsAndAccess(s *scene, b *tab) {
 				b.takeScreenshot(fmt.Sprintf("%s-%d", name, width))
 			}
 		}
+		if *writeDocs {
+			b.takeDark(name)
+		}
 
 		b.setWindowSize(360, 900)
 		b.checkAccessibility(at + " on a phone")
@@ -188,6 +191,17 @@ func testWidthsAndAccess(s *scene, b *tab) {
 		b.setColorScheme("light")
 		b.checkConsole(at)
 	}
+}
+
+// takeDark saves pictures of the page in dark, on a phone and on a laptop.
+func (b *tab) takeDark(name string) {
+	b.t.Helper()
+	b.setColorScheme("dark")
+	for _, width := range []int64{390, 1280} {
+		b.setWindowSize(width, 900)
+		b.takeScreenshot(fmt.Sprintf("%s-dark-%d", name, width))
+	}
+	b.setColorScheme("light")
 }
 
 // brokenWords are the words and names, of letters, digits, dots and underscores, that stand in more than one line although they have at
