@@ -529,14 +529,14 @@ func testTopics(s *scene, b *tab) {
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
 
-	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic)))
+	b.follow(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic))
 	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
 	b.waitForText("The page reads nothing from Kafka")
 	b.checkAccessibility("recent events")
 	b.takeScreenshot("recent-events")
 
 	id := evaluateScript[string](b, `document.querySelector('tbody th a').textContent`)
-	b.runActions("an event", chromedp.Click(`tbody th a`))
+	b.follow(`tbody th a`)
 	b.waitUntil("its lookup", fmt.Sprintf(`location.pathname === '/lookup' && document.querySelector('article h3')?.textContent.includes(%q)`, id))
 
 	b.checkConsole("topics")
