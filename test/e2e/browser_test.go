@@ -260,6 +260,12 @@ func (b *tab) openQuestion(text, question string) {
 	})()`, question, text))
 }
 
+// follow follows a link of a page that refreshes itself. A refresh between the two halves of a mouse click would lose the click.
+func (b *tab) follow(link string) {
+	b.t.Helper()
+	b.waitUntil("the link "+link, fmt.Sprintf(`(() => { const e = document.querySelector(%q); if (e) setTimeout(() => e.click()); return e; })()`, link))
+}
+
 // clickButtonIn is clickButton within the elements of a selector. It sends a mouse click.
 func (b *tab) clickButtonIn(within, text string) {
 	b.t.Helper()

@@ -146,7 +146,7 @@ func testHandlerLetters(s *scene, b *tab) {
 	b.checkConsole("letters of handlers")
 }
 
-// testHandlerWaiting retries the messages that wait for their handler, and gives one up. No member of the group runs, so both stay
+// testHandlerWaiting retries the messages that wait for their handler, and discards one. No member of the group runs, so both stay
 // requests.
 func testHandlerWaiting(s *scene, b *tab) {
 	// A consumer creates the index.
@@ -182,11 +182,11 @@ func testHandlerWaiting(s *scene, b *tab) {
 	b.waitForText("requested")
 	b.runActions("a message", chromedp.Click(`tbody tr:last-child input[name=pick]`))
 	b.waitForText("1 selected")
-	b.clickButton("Give up …")
-	b.confirmAction("1 message is given up", "Give up 1", "1 message is given up")
+	b.clickButton("Discard …")
+	b.confirmAction("1 message is discarded", "Discard 1", "1 message is discarded")
 	if n := countMarked("dc"); n != 1 {
-		b.t.Errorf("%d messages are given up, want 1", n)
+		b.t.Errorf("%d messages are discarded, want 1", n)
 	}
-	b.waitForText("is given up")
+	b.waitForText("is discarded")
 	b.checkConsole("messages of handlers")
 }

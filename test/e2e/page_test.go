@@ -48,6 +48,7 @@ func TestPage(t *testing.T) {
 	}
 
 	part("Overview", testOverview)
+	part("Charts", testCharts)
 	part("Navigation", testNavigation)
 	part("Terms", testTerms)
 	part("Rows", testRows)
@@ -121,6 +122,29 @@ func testOverview(s *scene, b *tab) {
 	b.checkConsole("overview")
 }
 
+// testCharts adds a minute and a mark to the history of an open page, which reads it again after a minute.
+func testCharts(s *scene, b *tab) {
+	b.openPage("/")
+	b.waitUntil("the marks of the history", `document.querySelector('#marks a')`)
+
+	now := time.Now()
+	if _, err := s.state.Collection("audit").InsertOne(b.t.Context(), bson.D{
+		{Key: "at", Value: now}, {Key: "kind", Value: "gap_closed"}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: "one"}, {Key: "fields", Value: bson.D{}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	minute := bson.D{{Key: "t", Value: now}, {Key: "r", Value: 1.0}, {Key: "l", Value: 0.0}, {Key: "p50", Value: 12.0}, {Key: "p99", Value: 4321.0}}
+	push := bson.D{{Key: "$push", Value: bson.D{{Key: "samples", Value: minute}}}}
+	if _, err := s.state.Collection("history").UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, push); err != nil {
+		b.t.Fatal(err)
+	}
+
+	evaluateScript[bool](b, "(() => { const now = Date.now; Date.now = () => now() + 60_000; return true; })()")
+	b.waitUntil("the new mark", `[...document.querySelectorAll('#marks a')].some((a) => a.innerText.endsWith('gap closed on one'))`)
+	b.waitUntil("the latency of the new minute", `document.getElementById('summary-p99').dataset.all.includes('most 4,321')`)
+	b.checkConsole("charts")
+}
+
 // testWidthsAndAccess checks each page: no horizontal scrolling and no broken word on small and large screens, no
 // serious finding of axe in light, in dark and on a phone, and no message on the console.
 func testWidthsAndAccess(s *scene, b *tab) {
@@ -139,7 +163,7 @@ func testWidthsAndAccess(s *scene, b *tab) {
 			name = "overview"
 		}
 
-		for _, width := range []int64{360, 1024, 1280, 2560} {
+		for _, width := range []int64{360, 390, 1024, 1280, 2560} {
 			b.setWindowSize(width, 900)
 			if over := evaluateScript[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
 				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluateScript[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
@@ -154,6 +178,9 @@ func testWidthsAndAccess(s *scene, b *tab) {
 				b.takeScreenshot(fmt.Sprintf("%s-%d", name, width))
 			}
 		}
+		if *writeDocs {
+			b.takeDark(name)
+		}
 
 		b.setWindowSize(360, 900)
 		b.checkAccessibility(at + " on a phone")
@@ -164,6 +191,17 @@ func testWidthsAndAccess(s *scene, b *tab) {
 		b.setColorScheme("light")
 		b.checkConsole(at)
 	}
+}
+
+// takeDark saves pictures of the page in dark, on a phone and on a laptop.
+func (b *tab) takeDark(name string) {
+	b.t.Helper()
+	b.setColorScheme("dark")
+	for _, width := range []int64{390, 1280} {
+		b.setWindowSize(width, 900)
+		b.takeScreenshot(fmt.Sprintf("%s-dark-%d", name, width))
+	}
+	b.setColorScheme("light")
 }
 
 // brokenWords are the words and names, of letters, digits, dots and underscores, that stand in more than one line although they have at
@@ -208,8 +246,10 @@ func testKeyboard(s *scene, b *tab) {
 		const isFocusSeen = `(() => { const e = document.activeElement; if (!e || !e.dataset || !e.dataset.walk) return true; const c = getComputedStyle(e), r = e.getBoundingClientRect(); return c.outlineStyle !== 'none' && parseFloat(c.outlineWidth) >= 2 && r.bottom >= 0 && r.top <= innerHeight; })()`
 		// An input of a time has a stop for each of its parts, and one for its calendar.
 		parts := 8 * evaluateScript[int](b, `document.querySelectorAll('input[type=datetime-local]').length`)
+		// The button that copies a shortened text is a stop after its link.
+		copies := evaluateScript[int](b, `[...document.querySelectorAll('.cut:has(.mid) a')].length`)
 		got := evaluateScript[int](b, note)
-		for range want + parts + 5 {
+		for range want + parts + copies + 5 {
 			b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
 			got = evaluateScript[int](b, note)
 			if !evaluateScript[bool](b, isFocusSeen) {
@@ -489,14 +529,14 @@ func testTopics(s *scene, b *tab) {
 	b.checkAccessibility("topics")
 	b.takeScreenshot("topics")
 
-	b.runActions("the topic", chromedp.Click(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic)))
+	b.follow(fmt.Sprintf(`tbody a[href$="topic=%s"][href^="/topics/recent"]`, s.topic))
 	b.waitUntil("its events", `location.pathname === '/topics/recent' && document.querySelectorAll('tbody tr').length > 0`)
 	b.waitForText("The page reads nothing from Kafka")
 	b.checkAccessibility("recent events")
 	b.takeScreenshot("recent-events")
 
 	id := evaluateScript[string](b, `document.querySelector('tbody th a').textContent`)
-	b.runActions("an event", chromedp.Click(`tbody th a`))
+	b.follow(`tbody th a`)
 	b.waitUntil("its lookup", fmt.Sprintf(`location.pathname === '/lookup' && document.querySelector('article h3')?.textContent.includes(%q)`, id))
 
 	b.checkConsole("topics")

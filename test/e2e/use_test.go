@@ -117,8 +117,8 @@ func testTables(s *scene, b *tab) {
 		b.t.Errorf("%d rows have %.0f pixels", parked, height)
 	}
 
-	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('input') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
-	for _, at := range []string{"/pending?reason=parked", "/dead", "/nodes", "/log", "/scheduled"} {
+	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && !e.querySelector('input') && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('svg') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
+	for _, at := range append([]string{"/pending?reason=parked"}, pages...) {
 		b.openPage(at)
 		if columns := evaluateScript[[]string](b, empty); len(columns) > 0 {
 			b.t.Errorf("%s: columns without a value: %q", at, columns)
@@ -133,6 +133,8 @@ func testTables(s *scene, b *tab) {
 	// A refresh would replace the button. Only a click of the mouse may copy.
 	b.clickButtonIn("header", "Pause refresh")
 	b.openPage("/pending?reason=parked")
+	// The strip moves the list, and so what is under the pointer.
+	b.waitUntil("the strip", "document.querySelector('#strip .status')")
 	b.waitUntil("a button that copies the name under the pointer", `(() => {
 		[...document.querySelectorAll('[data-ticks] td .mid')].find((e) => e.title.length > 12).dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
 		return document.querySelector('.floating');
@@ -143,6 +145,15 @@ func testTables(s *scene, b *tab) {
 	if copied, name, _ := strings.Cut(evaluateScript[string](b, "document.body.dataset.copied"), "|"); copied != name || name == "" {
 		b.t.Errorf("copied %q, want %q", copied, name)
 	}
+
+	// The button also appears at the link with the focus, and is the next stop of Tab.
+	b.openPage("/pending?reason=parked")
+	b.waitUntil("the focus on the link of a row", `(() => { const e = document.querySelector('[data-ticks] tbody .cut a'); e.focus(); return document.activeElement === e; })()`)
+	b.waitUntil("a button at the link", `document.querySelector('.floating')?.parentElement === document.activeElement.closest('.cut')`)
+	b.runActions("Tab and Enter", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
+	b.waitUntil("the name to be copied", `document.activeElement.matches('.floating') && document.activeElement.innerText === 'Copied'`)
+	b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
+	b.waitUntil("the button at the next link", `document.querySelector('.floating')?.parentElement === document.activeElement.closest('.cut') && !document.activeElement.matches('.floating')`)
 	b.clickButtonIn("header", "Refresh paused")
 	b.checkConsole("tables")
 }

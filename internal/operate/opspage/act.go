@@ -44,8 +44,11 @@ type question struct {
 	Back   string
 }
 
-// listField is the form field with the query of the list from which a person acts.
-const listField = "_list"
+// Fields of a form with the place from which a person acts.
+const (
+	listField   = "_list"   // the query of the list
+	screenField = "_screen" // the path of the screen, if it is not the one to which the action belongs
+)
 
 // maxForm bounds the form of an action. A payload may be as large as an envelope.
 const maxForm = 17 << 20
@@ -68,6 +71,15 @@ func (c *call) linkBack(path string, pairs ...any) string {
 	}
 	address.RawQuery = query.Encode()
 	return address.String()
+}
+
+// linkResult returns the link to the page that shows the result of the action. A letter from whose page a person acts may be gone, so
+// its list shows the result.
+func (c *call) linkResult(pairs ...any) string {
+	if c.from != c.action.back {
+		return c.v.Link(c.action.back, pairs...)
+	}
+	return c.linkBack(c.action.back, pairs...)
 }
 
 // handleAction returns a handler that parses the form of an action, plans the action, and calls
@@ -97,7 +109,7 @@ func (p *page) handleAction(respond func(http.ResponseWriter, *http.Request, *ca
 // showAgain shows the page with the form again, with the reason why the action cannot be planned, and with the entered values.
 func (p *page) showAgain(response http.ResponseWriter, request *http.Request, call *call, err error) {
 	problem := newProblem(err)
-	screen := findScreen(call.action.back)
+	screen := findScreen(call.from)
 	if screen == nil || problem.Status >= http.StatusInternalServerError {
 		p.serveProblem(response, request, call, err)
 		return
@@ -108,7 +120,7 @@ func (p *page) showAgain(response http.ResponseWriter, request *http.Request, ca
 	again.q, _ = url.ParseQuery(call.q.Get(listField))
 	again.v.Query, again.v.Entered = again.q, call.q
 	again.v.Path, again.v.Title = screen.address(), screen.title
-	again.v.Said, again.v.SaidInForm = problem, screen.saysInForm
+	again.v.Said, again.v.SaidInForm = problem, screen.saysInForm && call.from == call.action.back
 	p.renderScreen(response, request, screen, &again, problem.Status)
 }
 
@@ -142,7 +154,13 @@ func (p *page) parseActionForm(response http.ResponseWriter, request *http.Reque
 	if screen := findScreen(action.back); screen != nil {
 		call.v.Area = screen.area
 	}
-	call.back = call.linkBack(action.back)
+
+	// Only the path of a screen is accepted, so that the form cannot lead to another site.
+	call.from = action.back
+	if screen := findScreen(call.q.Get(screenField)); screen != nil {
+		call.from = screen.address()
+	}
+	call.back = call.linkBack(call.from)
 	return nil
 }
 
@@ -172,7 +190,7 @@ func (p *page) ask(response http.ResponseWriter, status int, request *http.Reque
 
 	// Fields with an underscore belong to the confirmation itself.
 	for name, values := range call.q {
-		if strings.HasPrefix(name, "_") && name != listField || name == "watcher" {
+		if strings.HasPrefix(name, "_") && name != listField && name != screenField || name == "watcher" {
 			continue
 		}
 		for _, v := range values {

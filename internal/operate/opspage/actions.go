@@ -26,7 +26,7 @@ var actions = map[string]action{
 	"retry":            {title: "Retry now", button: "Retry now", back: "/pending", plan: planRetry(false)},
 	"reset":            {title: "Reset attempts", button: "Reset attempts", back: "/pending", plan: planRetry(true)},
 	"handler-retry":    {title: "Retry messages now", button: "Retry now", back: "/pending/handlers", plan: planHandlerRetry},
-	"handler-discard":  {title: "Give messages up", button: "Give up", danger: true, back: "/pending/handlers", plan: planHandlerDiscard},
+	"handler-discard":  {title: "Discard messages", button: "Discard", danger: true, back: "/pending/handlers", plan: planHandlerDiscard},
 	"scheduled-cancel": {title: "Cancel scheduled events", button: "Cancel events", danger: true, back: "/scheduled", plan: planCancel},
 	"reschedule":       {title: "Reschedule", button: "Reschedule", back: "/scheduled", plan: planReschedule},
 	"purge":            {title: "Purge delivered events", button: "Purge", danger: true, back: "/control", plan: planPurge},

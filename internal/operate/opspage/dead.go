@@ -155,6 +155,8 @@ func showLetter(call *call) (any, error) {
 	if json.Unmarshal(got.Envelope, &envelope) != nil {
 		return page, nil
 	}
+	// For a letter of the relay, only the envelope has it.
+	page.AggregateID = cmp.Or(page.AggregateID, formatValue(envelope["aggregateid"]))
 	for i := range page.Fields {
 		page.Fields[i].Value = formatValue(envelope[page.Fields[i].Name])
 		page.Fields[i].Typed = page.Fields[i].Value

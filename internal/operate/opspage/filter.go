@@ -39,6 +39,12 @@ func (f *filter) HasMore(view *view) bool {
 	return slices.ContainsFunc(f.More, func(input input) bool { return view.Asked(input.Name) != "" })
 }
 
+// IsSet reports whether any condition is set.
+func (f *filter) IsSet(view *view) bool {
+	isSet := func(input input) bool { return view.Asked(input.Name) != "" }
+	return slices.ContainsFunc(f.Fields, isSet) || f.HasMore(view)
+}
+
 // Choices returns the options of a select. A value that the address contains is always a choice.
 func (in input) Choices(view *view) []option {
 	value := view.Asked(in.Name)
@@ -79,9 +85,15 @@ func filterDead(call *call) *filter {
 	filter := &filter{Path: "/dead", Label: "Filter dead letters", Button: "Filter"}
 	// The letters of handlers have other classes, and belong to a group.
 	ofHandlers := call.value("source") == admin.FromHandler
-	classes := admin.Classes()
-	if ofHandlers {
+	var classes []string
+	switch call.value("source") {
+	case admin.FromRelay:
+		classes = admin.Classes()
+	case admin.FromHandler:
 		classes = admin.HandlerClasses()
+	default:
+		// Both have some classes.
+		classes = slices.Compact(slices.Sorted(slices.Values(slices.Concat(admin.Classes(), admin.HandlerClasses()))))
 	}
 
 	filter.Fields = []input{
@@ -98,7 +110,7 @@ func filterDead(call *call) *filter {
 		filter.More = append(filter.More, input{Name: "group", Label: "Consumer group"}, input{Name: "handler", Label: "Handler"})
 	}
 	filter.More = append(filter.More,
-		input{Name: "message", Label: "Error begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
+		input{Name: "message", Label: "Reason begins with"}, input{Name: "aggregate", Label: "Aggregate type"}, collectionInput, eventIDInput)
 	return filter
 }
 
@@ -106,7 +118,7 @@ func filterPending(*call) *filter {
 	return &filter{Path: "/pending", Label: "Filter waiting events", Button: "Filter", Fields: []input{
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
-		selectOf("reason", "Reason", []string{"retry", "blocked", "parked", "queued"}),
+		selectOf("reason", "State", []string{"retry", "blocked", "parked", "queued"}),
 		collectionInput,
 	}}
 }

@@ -3,9 +3,12 @@ package opspage
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
 // All lists have the same form: inputs for times instead of typed text, and the values of the address in it.
@@ -33,6 +36,27 @@ func TestFiltersShowTheirConditions(t *testing.T) {
 
 	if got := formatInput("yesterday"); got != "" {
 		t.Errorf("a text that is no time is shown as %q", got)
+	}
+}
+
+// The list of all dead letters can be filtered by each class of a letter.
+func TestTheClassFilterHasTheClassesOfTheList(t *testing.T) {
+	t.Parallel()
+	relay, handlers := admin.Classes(), admin.HandlerClasses()
+
+	for source, want := range map[string][]string{"": slices.Concat(relay, handlers), admin.FromRelay: relay, admin.FromHandler: handlers} {
+		_, body := sendRequest(t, newSite(&desk{}), &operator, http.MethodGet, "/dead?source="+source, nil)
+		_, choices, _ := strings.Cut(body, `<select name="class">`)
+		choices, _, _ = strings.Cut(choices, "</select>")
+		for _, class := range slices.Concat(relay, handlers) {
+			wanted := 0
+			if slices.Contains(want, class) {
+				wanted = 1
+			}
+			if n := strings.Count(choices, `<option value="`+class+`">`); n != wanted {
+				t.Errorf("source %q: class %s is %d choices, want %d", source, class, n, wanted)
+			}
+		}
 	}
 }
 

@@ -83,11 +83,11 @@ func planHandlerDiscard(call *call) (preview, error) {
 	return preview{
 		run: func() (notice, error) {
 			out, err := call.use.Handlers.Discard(call.ctx, filter, false)
-			return notice{Text: countVerb(out.Discarded, "message") + " given up.", Final: "They become dead letters of class skipped. " + membersAct}, err
+			return notice{Text: countVerb(out.Discarded, "message") + " discarded.", Final: "They become dead letters of class skipped. " + membersAct}, err
 		},
 		Count:   out.Matched,
 		Nothing: out.Matched == 0,
-		Lines:   []string{countVerb(out.Matched, "message") + " given up without another attempt. Later messages of their keys are tried then."},
+		Lines:   []string{countVerb(out.Matched, "message") + " discarded without another attempt. Later messages of their keys are tried then."},
 		Undo:    "Requeue the dead letters to revert it. " + membersAct,
 	}, err
 }

@@ -27,7 +27,7 @@ type overview struct {
 	Slots    int           // number of slots of the watcher
 	Own      []admin.SlotStatus
 	Paused   int     // number of slots of the watcher that an operator paused
-	Rates    []int32 // records of the last hour in parts of three minutes, oldest first; nil for a refresh, which keeps the chart
+	Rates    []int32 // records of the last hour in parts of three minutes, oldest first
 }
 
 // Headline returns the state of the watcher in a few words.
@@ -198,15 +198,24 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		card.Link, card.LinkText = view.Link("/scheduled"), "Show the scheduled events"
 	case problems.NoStandby, problems.NodeStale, problems.Clock, problems.MongoUnreachable, problems.KafkaUnreachable, problems.NoOwner:
 		card.Link, card.LinkText = view.Link("/nodes"), "Show the nodes"
-	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails, problems.GapOpen:
+	case problems.Halted, problems.StreamStopped, problems.WriteRejected, problems.PositionStopped, problems.StepFails:
 		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher), "Show the audit log"
 		if problem.Kind == problems.StreamStopped {
 			card.setSlotAction("skip", "Pass over the event")
 		}
+	case problems.GapOpen:
+		// The detail is the progress, and the overview refreshes it.
+		card.Fix = "wait: this card shows the number of swept events until the sweep is done. Then the audit log has gap_closed"
+		card.Link, card.LinkText = view.Link("/log", "of", problem.Watcher, "kind", string(nodes.GapFound)+" "+string(nodes.GapClosed)), "Show the gaps in the audit log"
 	case problems.Paused:
 		card.setSlotAction("resume", "Resume")
-	case problems.LostHistoryFound, problems.OplogUsed, problems.Lagging, problems.OutboxNotReadable, problems.CountsFail:
-		// Their fix is outside of the page.
+	case problems.Lagging:
+		card.Link, card.LinkText = view.Link("/topics"), "Show the topics"
+	case problems.OplogUsed, problems.OutboxNotReadable, problems.CountsFail:
+		// Their fix is outside of the page, and this command explains it.
+		card.Command = cmp.Or(problem.Command, "outrelay doctor")
+	case problems.LostHistoryFound:
+		// Its action is the acknowledgement.
 	}
 
 	if problem.Acknowledge != "" {
@@ -235,6 +244,7 @@ func newOverview(reported admin.Overview, view *view) *overview {
 	for _, problem := range list {
 		overview.Problems = append(overview.Problems, newProblemCard(problem, view))
 	}
+	overview.addUncounted()
 
 	for i := range reported.Slots {
 		reportedSlot := &reported.Slots[i]
@@ -258,24 +268,46 @@ func newOverview(reported admin.Overview, view *view) *overview {
 	return overview
 }
 
+// addUncounted adds the events that an owner holds for topics that cannot be written, and that no count has found in the store yet. So
+// the tiles and the list of topics never have fewer events than the cards.
+func (o *overview) addUncounted() {
+	o.WaitingTopics = slices.Clone(o.WaitingTopics)
+	for i := range o.WaitingTopics {
+		topic := &o.WaitingTopics[i]
+		card := slices.IndexFunc(o.Problems, func(card problemCard) bool {
+			return card.Kind == problems.TopicUnwritable && card.Object == topic.Topic
+		})
+		if card < 0 {
+			continue
+		}
+
+		uncounted := max(o.Problems[card].Count-topic.Retry-topic.Blocked-topic.Parked, 0)
+		topic.Parked += uncounted
+		o.Counts.Parked += uncounted
+	}
+}
+
 func showOverview(call *call) (any, error) {
 	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {
 		return nil, err
 	}
 	shown := newOverview(overview, call.v)
-	if call.refresh || shown.Slots == 0 {
+	if shown.Slots == 0 {
 		return shown, nil
 	}
 
-	minutes, err := call.use.Activity.Minutes(call.ctx)
+	minutes, err := call.use.Activity.Minutes(call.ctx, shownMinutes)
 	shown.Rates = sumMinutes(minutes, call.v.Now)
 	return shown, err
 }
 
+// shownMinutes is the time that the small chart of the overview shows.
+const shownMinutes = 60
+
 // sumMinutes returns the records of the last hour, in parts of three minutes.
 func sumMinutes(minutes []admin.Minute, now time.Time) []int32 {
-	const parts = 60 / activity.RecentMinutes
+	const parts = shownMinutes / activity.RecentMinutes
 	list := make([]int32, parts)
 	for _, minute := range minutes {
 		age := int(now.Sub(minute.At).Minutes()) / activity.RecentMinutes
@@ -315,7 +347,7 @@ const maxMarks = 100
 
 // showHistory serves throughput, lag and latency of the last day, for the charts, with takeovers, pauses and gaps.
 func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
-	list, err := call.use.Activity.Minutes(call.ctx)
+	list, err := call.use.Activity.Minutes(call.ctx, admin.AllMinutes)
 	if err != nil {
 		p.serveProblem(response, request, call, err)
 		return

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
@@ -99,6 +100,33 @@ func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
 	}
 }
 
+// A card whose problem the page cannot end leads to a page that explains it, or has a command that does.
+func TestEachCardHasANextStep(t *testing.T) {
+	t.Parallel()
+	for _, spec := range problems.Specs() {
+		problem := admin.Problem{Kind: spec.Kind, Watcher: "orders", Object: "orders/1of2", Fix: spec.Fix}
+		if spec.Kind == problems.LostHistoryFound {
+			problem.Acknowledge = "lost-1"
+		}
+		if card := newProblemCard(problem, &view{}); card.Link+card.Action+card.Command == "" {
+			t.Errorf("the card of %s has no link, no action and no command", spec.Kind)
+		}
+	}
+
+	for kind, want := range map[problems.Kind]string{
+		problems.Lagging: "/topics", problems.OplogUsed: "outrelay doctor", problems.OutboxNotReadable: "outrelay doctor", problems.CountsFail: "outrelay doctor",
+		problems.GapOpen: "/log?kind=gap_found+gap_closed&of=orders",
+	} {
+		card := newProblemCard(admin.Problem{Kind: kind, Watcher: "orders"}, &view{})
+		if card.Link != want && card.Command != want {
+			t.Errorf("the card of %s has the link %q and the command %q, want %q", kind, card.Link, card.Command, want)
+		}
+	}
+	if card := newProblemCard(admin.Problem{Kind: problems.GapOpen, Fix: "wait; outrelay status shows the progress"}, &view{}); !strings.Contains(card.Fix, "this card shows") {
+		t.Errorf("the card of a gap leads away from the page: %s", card.Fix)
+	}
+}
+
 // The card of a missing topic creates it, and that of a stream that stands passes over the event. Each question names the topic or the event.
 func TestCardsRepairTheirProblem(t *testing.T) {
 	t.Parallel()
@@ -183,6 +211,60 @@ func TestLagHasOneMeaning(t *testing.T) {
 		text := strings.Join(strings.Fields(body), " ")
 		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {
 			t.Errorf("%s: %s", path, text)
+		}
+	}
+}
+
+// An owner reports a topic that cannot be written before a count finds its events in the store. The tile has at least the events of the card.
+func TestTilesAgreeWithTheCards(t *testing.T) {
+	t.Parallel()
+	missing := admin.Problem{Kind: problems.TopicUnwritable, Severity: problems.Warn, Watcher: "orders", Object: "missing", Count: 48}
+
+	for _, c := range []struct {
+		topic       admin.WaitingTopic
+		waiting     int64 // the sum of the counts
+		want        int64 // of the tile
+		ofTheTopic  int64
+		description string
+	}{
+		{admin.WaitingTopic{Topic: "missing"}, 3, 51, 48, "not counted yet"},
+		{admin.WaitingTopic{Topic: "missing", Parked: 10, Blocked: 30}, 43, 51, 18, "counted in part"},
+		{admin.WaitingTopic{Topic: "missing", Parked: 18, Blocked: 30}, 51, 51, 18, "counted"},
+		{admin.WaitingTopic{Topic: "other", Parked: 3}, 3, 3, 3, "another topic"},
+	} {
+		reported := admin.Overview{Problems: []admin.Problem{missing}, WaitingTopics: []admin.WaitingTopic{c.topic}, Counts: admin.Counts{Retry: c.waiting}}
+		shown := newOverview(reported, &view{Watcher: "orders"})
+
+		if got := shown.Tiles(&view{})[0].Count; got != c.want || shown.Waiting() != c.want || shown.WaitingTopics[0].Parked != c.ofTheTopic {
+			t.Errorf("%s: the tile has %d events, want %d; the topic has %d parked, want %d", c.description, got, c.want, shown.WaitingTopics[0].Parked, c.ofTheTopic)
+		}
+		if reported.WaitingTopics[0].Parked != c.topic.Parked {
+			t.Errorf("%s: the report was changed", c.description)
+		}
+	}
+}
+
+// busyDesk is a desk whose watcher sends two records per second.
+type busyDesk struct{ deskActivity }
+
+func (busyDesk) Minutes(context.Context, int) ([]admin.Minute, error) {
+	return []admin.Minute{{At: time.Now().Add(-time.Minute), Rate: 2}}, nil
+}
+
+// A refresh renders the small chart of the last hour again: an element that htmx preserves would keep the first one.
+func TestARefreshRendersTheSmallChart(t *testing.T) {
+	t.Parallel()
+	desk := &desk{text: "x"}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Activity = busyDesk{deskActivity{desk}}
+		return use
+	}})
+
+	for _, header := range [][]string{nil, {"HX-Request", "true"}} {
+		_, body := sendRequest(t, site, &operator, "GET", "/", nil, header...)
+		if !strings.Contains(body, "120 records in the last 60 minutes") || strings.Contains(body, `id="spark-rate"`) {
+			t.Errorf("with headers %v, the overview lacks its small chart, or preserves it", header)
 		}
 	}
 }

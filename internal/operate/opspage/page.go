@@ -132,7 +132,8 @@ type call struct {
 
 	refresh bool   // the script requests the live block
 	action  action // the zero action for a query
-	back    string // of an action: link to the page to which it belongs
+	from    string // of an action: path of the screen from which the person acts
+	back    string // of an action: link to that screen
 }
 
 var errNoCaller = errors.New("the listener did not set the caller")

@@ -75,17 +75,18 @@ func newFilled[T any](text string) T {
 
 // desk returns values that are full of text, or err, and records the actions.
 type desk struct {
-	text     string
-	err      error
-	actor    admin.Actor
-	watcher  string
-	slot     string
-	slots    []admin.SlotStatus
-	count    int64
-	rejected int64         // letters of count that are not requeued
-	archived *time.Time    // when discarded letters leave the archive; nil: there is none
-	payload  bool          // of the last show
-	hold     chan struct{} // a discard waits until it is closed
+	text      string
+	err       error
+	rejection error // of an action on letters
+	actor     admin.Actor
+	watcher   string
+	slot      string
+	slots     []admin.SlotStatus
+	count     int64
+	rejected  int64         // letters of count that are not requeued
+	archived  *time.Time    // when discarded letters leave the archive; nil: there is none
+	payload   bool          // of the last show
+	hold      chan struct{} // a discard waits until it is closed
 
 	unknownID string // an id that no event has
 	lookups   []string
@@ -141,7 +142,7 @@ func (d *desk) Acknowledge(context.Context, string) error {
 	return d.err
 }
 
-func (d deskActivity) Minutes(context.Context) ([]admin.Minute, error) {
+func (d deskActivity) Minutes(context.Context, int) ([]admin.Minute, error) {
 	return result[[]admin.Minute](d.desk)
 }
 
@@ -269,7 +270,7 @@ func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.Dead
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
 	}
-	return out, err
+	return out, errors.Join(err, d.rejection)
 }
 
 func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, did func(int64)) (admin.DeadDiscarded, error) {
@@ -281,7 +282,7 @@ func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, di
 	if !dry {
 		d.did = append(d.did, "discard")
 	}
-	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count, ArchivedUntil: d.archived}, d.err
+	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count, ArchivedUntil: d.archived}, errors.Join(d.err, d.rejection)
 }
 
 func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
@@ -704,16 +705,36 @@ func TestEmptyStates(t *testing.T) {
 	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		return UseCases{
 			Operator: nothing{}, Nodes: noNodes{}, Letters: noLetters{}, Waiting: noneWaits{}, Handlers: noMessages{}, Groups: noGroups{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+			Activity: noActivity{}, Replays: noReplays{},
 		}
 	}})
 
 	for at, want := range map[string]string{
 		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
-		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
-		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x",
+		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "The audit log has no entry. The start of a node adds one", "/log?kind=paused": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/sagas?database=d&saga=s": "A message that begins one adds it", "/inbox": "contains an inbox", "/control": "has never run",
+		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x", "/inbox?database=d": "stores one with the first message",
+		"/topics": "The first event of a topic adds it", "/topics/recent": "An event appears here as soon as Kafka has acknowledged it", "/topics/recent?topic=x": "for this topic",
+		"/pending?watcher=other": "Nothing waits", "/pending?topic=x": "No waiting event matches",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
+		}
+	}
+}
+
+// The page with the replays shows how one comes about, also in the block that the script requests again.
+func TestNoReplayWasStarted(t *testing.T) {
+	t.Parallel()
+	desk := &desk{text: "x"}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Replays = noReplays{}
+		return use
+	}})
+
+	for _, header := range [][]string{nil, {"HX-Request", "true"}} {
+		if _, body := sendRequest(t, site, &operator, "GET", "/control", nil, header...); !strings.Contains(body, "A replay sends delivered events again") {
+			t.Errorf("with headers %v: %s", header, body)
 		}
 	}
 }
@@ -729,7 +750,21 @@ type (
 	emptySchedule struct{ scheduleUseCases }
 	noInboxes     struct{ inboxUseCases }
 	noSagas       struct{ sagaUseCases }
+	noActivity    struct{ activityUseCases }
+	noReplays     struct{ replayUseCases }
 )
+
+func (noActivity) Topics(context.Context) (list admin.TopicList, err error) { return }
+
+func (noActivity) Recent(context.Context, string) (events admin.RecentEvents, err error) { return }
+
+func (noReplays) List(context.Context, int) (list []admin.ReplayInfo, err error) { return }
+
+func (noInboxes) Marks(context.Context, string, string) (marks []admin.InboxMark, err error) { return }
+
+func (noSagas) List(context.Context, string, string, int, string) (page admin.Page[admin.Saga], err error) {
+	return
+}
 
 func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
 
@@ -836,6 +871,30 @@ func TestBadInputIsReportedWhereItWasEntered(t *testing.T) {
 		}
 	}
 
+	// The page of a letter has the reason at its top, because its form is not the form that edits the letter.
+	desk := &desk{text: "x", count: 1, rejection: invalidInput("topic a/b is not valid")}
+	site = newSite(desk)
+	letter := url.Values{"_screen": {"/dead/letter"}, "_list": {"collection=shop.outbox&id=letter-1"}, "pick": {"letter-1"}, "to-topic": {"a/b"}}
+	for _, action := range []string{"dead-requeue", "dead-discard"} {
+		response, body := sendRequest(t, site, &operator, "POST", "/confirm/"+action, letter)
+		if response.StatusCode != http.StatusBadRequest || strings.Count(body, "topic a/b is not valid") != 1 || strings.Contains(body, `<details id="edit" class="edit" open>`) ||
+			!strings.Contains(body, `name="to-topic" value="a/b"`) || !strings.Contains(body, "<h1>Dead letter</h1>") {
+			t.Errorf("%s on the page of a letter: %d %s", action, response.StatusCode, body)
+		}
+	}
+	desk.rejection = nil
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/dead-discard", letter); !strings.Contains(body, `data-escape href="/dead/letter?collection=shop.outbox&amp;id=letter-1"`) {
+		t.Errorf("the question does not lead back to the letter: %s", body)
+	}
+	letter.Set("_count", "1")
+	if response, _ := sendRequest(t, site, &operator, "POST", "/act/dead-discard", letter); !strings.HasPrefix(response.Header.Get("Location"), "/dead?done=") {
+		t.Errorf("the result is at %q", response.Header.Get("Location"))
+	}
+	letter.Set("_screen", "https://evil.example/")
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/dead-discard", letter); strings.Contains(body, `href="https://evil`) {
+		t.Error("a form leads to another site")
+	}
+
 	response, body := sendRequest(t, site, &operator, "GET", "/dead?since=soon", nil)
 	if response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "The filter cannot be used") || !strings.Contains(body, `name="topic"`) {
 		t.Errorf("a filter that cannot be used: %d %s", response.StatusCode, body)
@@ -878,12 +937,69 @@ func TestTablesHaveNoEmptyColumns(t *testing.T) {
 		t.Error("a column that does not exist is no error")
 	}
 
+	minutes := []admin.TopicFigures{{Recent: []int32{0, 0}}}
+	if filled, err := findFilled(minutes, "Recent"); err != nil || filled["Recent"] {
+		t.Errorf("a chart without a bar is a column: %v", err)
+	}
+
 	chart := newSpark([]int32{0, 1, 100, 50})
 	if want := []sparkBar{{5, 19, 1}, {10, 0, 20}, {15, 10, 10}}; chart == nil || chart.Width != 20 || !slices.Equal(chart.Bars, want) || chart.Text != "151 records in the last 12 minutes" {
 		t.Errorf("bars: %+v, want %v", chart, want)
 	}
 	if newSpark([]int32{0, 0}) != nil || newSpark(nil) != nil {
 		t.Error("no record has a chart")
+	}
+}
+
+// A column with the cause of a failure or of a wait has one heading. The cells repeat it for narrow screens.
+func TestTheCauseHasOneHeading(t *testing.T) {
+	t.Parallel()
+	others := regexp.MustCompile(`(?:<th scope="col"[^>]*>|data-label=")(Cause|Error|Failure reason|Last error|Last failure|Why)["<]`)
+	cell := regexp.MustCompile(`data-label="([^"]*)">(?:{{with .Target}})?{{template "end" (?:\(or )?\.(?:Reason|Why)\b`)
+	found := 0
+
+	for _, name := range []string{"dead", "groups", "handlers", "letter", "parts", "pending", "topics"} {
+		text, err := files.ReadFile("templates/" + name + ".html")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if heading := others.FindSubmatch(text); heading != nil {
+			t.Errorf("%s: the cause has the heading %s", name, heading[1])
+		}
+		for _, match := range cell.FindAllSubmatch(text, -1) {
+			found++
+			if string(match[1]) != "Reason" {
+				t.Errorf("%s: the label of the cause is %s", name, match[1])
+			}
+		}
+	}
+	if found != 6 {
+		t.Errorf("the lists have %d columns with a cause, want 6", found)
+	}
+}
+
+// oneLetter has one dead letter.
+type oneLetter struct {
+	letterUseCases
+	letter admin.DeadLetter
+}
+
+func (o oneLetter) Show(context.Context, admin.DeadRef, bool) (admin.DeadLetter, error) {
+	return o.letter, nil
+}
+
+// The page of a letter names the aggregate: that of a message of a handler, and that of an envelope.
+func TestALetterShowsItsAggregate(t *testing.T) {
+	t.Parallel()
+	for source, letter := range map[string]admin.DeadLetter{
+		admin.FromHandler: {AggregateID: "o-17"},
+		admin.FromRelay:   {Envelope: json.RawMessage(`{"aggregateid":"o-17"}`)},
+	} {
+		site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Letters: oneLetter{letter: letter}} }})
+		_, body := sendRequest(t, site, &viewer, "GET", "/dead/letter?id=1&source="+source, nil)
+		if !strings.Contains(body, `<dt>Aggregate id</dt><dd><span class="id" data-copy="the aggregate id">o-17</span></dd>`) {
+			t.Errorf("source %s: the page of a letter lacks the aggregate id", source)
+		}
 	}
 }
 
@@ -928,7 +1044,7 @@ func TestActionsOnMessagesOfHandlers(t *testing.T) {
 		t.Errorf("back at %s", at)
 	}
 
-	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are given up") || !d.messages.All {
+	if _, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-discard", url.Values{"scope": {"all"}}); !strings.Contains(body, "2 messages are discarded without another attempt") || !d.messages.All {
 		t.Errorf("all messages, by %+v: %s", d.messages, body)
 	}
 	if response, body := sendRequest(t, site, &operator, "POST", "/confirm/handler-retry", url.Values{}); response.StatusCode != http.StatusBadRequest || !strings.Contains(body, "no message is selected") {

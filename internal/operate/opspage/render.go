@@ -242,11 +242,23 @@ func findFilled(list any, names ...string) (map[string]bool, error) {
 			if !field.IsValid() {
 				return nil, fmt.Errorf("%T has no field %s", list, name)
 			}
-			isEmpty := field.IsZero() || field.Kind() == reflect.Slice && field.Len() == 0
-			filled[name] = filled[name] || !isEmpty
+			filled[name] = filled[name] || hasValue(field)
 		}
 	}
 	return filled, nil
+}
+
+// hasValue reports whether a field has something to show. A list of zeros, such as the minutes of an idle topic, has nothing.
+func hasValue(field reflect.Value) bool {
+	if field.Kind() != reflect.Slice {
+		return !field.IsZero()
+	}
+	for i := range field.Len() {
+		if !field.Index(i).IsZero() {
+			return true
+		}
+	}
+	return false
 }
 
 // spark is a small chart of bars, oldest first.

@@ -10,7 +10,7 @@ import (
 // startTask starts a confirmed action. From then on, the context of call is that of the action.
 func (p *page) startTask(call *call, plan preview, name string) *tasks.Task {
 	slot, watcher := call.slot(), call.v.Watcher
-	order := tasks.Order{Name: call.action.title, Actor: call.who.Actor.Name, Back: call.back}
+	order := tasks.Order{Name: call.action.title, Actor: call.who.Actor.Name, Back: call.linkResult()}
 	return p.tasks.Start(call.ctx, order, func(ctx context.Context, task *tasks.Task) (any, error) {
 		task.SetTotal(max(plan.Total, plan.Count, 0))
 		call.ctx, call.did = ctx, task.SetDone
@@ -35,7 +35,7 @@ func (p *page) finishAction(response http.ResponseWriter, request *http.Request,
 		p.serveProblem(response, request, call, err)
 		return
 	}
-	http.Redirect(response, request, call.linkBack(call.action.back, "done", p.notices.Put(result.(*notice))), http.StatusSeeOther)
+	http.Redirect(response, request, call.linkResult("done", p.notices.Put(result.(*notice))), http.StatusSeeOther)
 }
 
 // taskView is the data of the page of a task.

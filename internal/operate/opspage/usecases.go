@@ -69,7 +69,7 @@ type nodeUseCases interface {
 }
 
 type activityUseCases interface {
-	Minutes(ctx context.Context) ([]admin.Minute, error)
+	Minutes(ctx context.Context, newest int) ([]admin.Minute, error)
 	Topics(ctx context.Context) (admin.TopicList, error)
 	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
 	CreateTopic(ctx context.Context, order admin.TopicOrder) (admin.TopicCreated, error)

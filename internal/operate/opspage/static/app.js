@@ -2,7 +2,8 @@
 (() => {
   'use strict';
   const every = 2000; // ms between two refreshes
-  const points = 2400; // of a chart: a day of minutes, and half an hour of refreshes
+  const again = 60000; // ms between two readings of the history, which gets a point a minute
+  const points = 2400; // of refreshes, should the history get none
   const $ = (id) => document.getElementById(id);
   const kept = {
     get(k) { try { return localStorage.getItem('outrelay.' + k); } catch { return null; } },
@@ -49,7 +50,13 @@
   const focusable = 'a[href],button,input,select,textarea,summary';
   let held = null, unfolded = [];
   document.body.addEventListener('htmx:beforeSwap', (e) => {
-    const el = document.activeElement, block = e.detail.target;
+    const block = e.detail.target;
+    // The new block lacks the button that copies. Its link has the focus in its place.
+    if (block.contains(floating)) {
+      if (document.activeElement === floating) (floating.parentElement.querySelector('a') ?? refresh).focus({ preventScroll: true });
+      floating.remove();
+    }
+    const el = document.activeElement;
     unfolded = [...block.querySelectorAll('details[id][open]')].map((d) => d.id);
     held = block.contains(el) ? { href: el.getAttribute('href'), at: [...block.querySelectorAll(focusable)].indexOf(el) } : null;
   });
@@ -132,21 +139,27 @@
   addCopy();
   document.body.addEventListener('htmx:afterSettle', addCopy);
 
-  // One button for all shortened texts of tables: it appears at the one under the pointer.
+  // One button for all shortened texts of tables: it appears at the one under the pointer, or at the link with the focus.
   const floating = document.createElement('button');
   floating.type = 'button';
   floating.className = 'copy floating';
-  floating.tabIndex = -1;
-  document.addEventListener('mouseover', (e) => {
+  const offerCopy = (e) => {
     const cell = e.target.closest?.('.cut');
-    if (!cell || floating.parentElement === cell || !cell.querySelector('.mid')) return;
+    // A button with the focus stays where it is.
+    if (!cell || document.activeElement === floating || floating.parentElement === cell || !cell.querySelector('.mid')) return;
     floating.textContent = 'Copy';
     floating.setAttribute('aria-label', 'Copy ' + cell.dataset.label);
     cell.append(floating);
-  });
-  document.addEventListener('mouseout', (e) => {
-    if (!e.relatedTarget?.closest?.('.cut')) floating.remove();
-  });
+  };
+  const endCopy = (e) => {
+    // The pointer leaves the button to a link with the focus.
+    if (e.relatedTarget?.closest?.('.cut') || floating.parentElement?.contains(document.activeElement)) return;
+    floating.remove();
+  };
+  document.addEventListener('mouseover', offerCopy);
+  document.addEventListener('mouseout', endCopy);
+  document.addEventListener('focusin', offerCopy);
+  document.addEventListener('focusout', endCopy);
   floating.addEventListener('click', () => {
     getSelection().selectAllChildren(floating.parentElement.querySelector('.mid'));
     floating.textContent = document.execCommand('copy') ? 'Copied' : 'Not copied';
@@ -174,15 +187,34 @@
   });
 
   // Charts: a point a minute from the history that the owners store, then one of each refresh. Latency has points of the history only.
-  const s = { t: [], rate: [], lag: [], p50: [], p99: [] };
+  const names = ['t', 'rate', 'lag', 'p50', 'p99'];
   const plots = { rate: { series: ['rate'], unit: '/s' }, lag: { series: ['lag'], unit: ' s' }, p99: { series: ['p99', 'p50'], unit: ' ms' } };
+  let stored = [], live = []; // points of the history, and of the refreshes after it, with the values of names
+  let s = {}; // each series of both
   let marks = []; // takeovers, pauses and gaps
+  let readAt = 0; // when the history was requested
   let range = Number(kept.get('range')) || 900; // seconds
-  function add(t, ...values) {
-    if (s.t.length && t <= s.t[s.t.length - 1]) return;
-    s.t.push(t);
-    ['rate', 'lag', 'p50', 'p99'].forEach((k, i) => s[k].push(values[i] ?? null));
-    for (const k of Object.keys(s)) if (s[k].length > points) s[k].shift();
+  async function readHistory() {
+    readAt = Date.now();
+    try {
+      const response = await fetch(document.documentElement.dataset.base + '/history' + location.search);
+      // The refresh shows a failure. The charts keep their points.
+      if (!response.ok) return;
+      const found = await response.json();
+      // A latency of 0 means that nothing was measured.
+      stored = found.points.map(([t, rate, lag, p50, p99]) => [t, rate, lag, p50 || null, p99 || null]);
+      marks = found.marks;
+      const last = stored.at(-1)?.[0] ?? 0;
+      live = live.filter(([t]) => t > last);
+      draw();
+    } catch { /* no response is a failure too */ }
+  }
+  function addPoint(f) {
+    const at = Number(f.dataset.at) / 1000, last = live.at(-1) ?? stored.at(-1) ?? [0];
+    if (at > last[0]) live.push([at, Number(f.dataset.rate), Number(f.dataset.lag), null, null]);
+    if (live.length > points) live.shift();
+    const all = [...stored, ...live];
+    s = Object.fromEntries(names.map((name, i) => [name, all.map((p) => p[i])]));
   }
   const text = (v) => v == null ? 'none' : v.toLocaleString('en', { maximumFractionDigits: v < 10 ? 1 : 0 });
   const clock = (t) => new Date(t * 1e3).toTimeString().slice(0, 8);
@@ -190,7 +222,8 @@
   function draw() {
     const f = $('figures');
     if (!f || !window.uPlot || !$('charts')) return;
-    add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
+    if (Date.now() - readAt >= again) readHistory();
+    addPoint(f);
     const from = s.t.findIndex((t) => t >= s.t[s.t.length - 1] - range);
     if (s.t.length - from < 2) return;
     $('charts').hidden = false;
@@ -289,15 +322,6 @@
       mark();
       redraw();
     });
-    fetch(document.documentElement.dataset.base + '/history' + location.search).then((r) => r.ok ? r.json() : { points: [], marks: [] }).then((found) => {
-      const later = s.t.map((t, i) => [t, s.rate[i], s.lag[i]]);
-      for (const k of Object.keys(s)) s[k] = [];
-      // A latency of 0 means that nothing was measured.
-      for (const [t, rate, lag, p50, p99] of found.points) add(t, rate, lag, p50 || null, p99 || null);
-      for (const p of later) add(...p);
-      marks = found.marks;
-      redraw();
-    }).catch(() => { /* the chart begins with the next refresh */ });
   }
   function redraw() {
     for (const name of Object.keys(charts)) { charts[name].destroy(); delete charts[name]; }

@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/activity"
 )
 
-// historyKept is the number of samples of a slot that are kept, one a minute: a day, in about 50 KB.
-const historyKept = 24 * 60
+// HistoryKept is the number of samples of a slot that are kept, one a minute: a day, in about 50 KB.
+const HistoryKept = 24 * 60
 
 // Sample describes one minute of a slot, or of all slots of a watcher.
 type Sample struct {
@@ -40,7 +40,7 @@ func NewHistory(coll *mongo.Collection) *History { return &History{coll} }
 func (h *History) Append(ctx context.Context, slot string, sample Sample) error {
 	push := bson.D{{Key: "$push", Value: bson.D{{Key: "samples", Value: bson.D{
 		{Key: "$each", Value: []Sample{sample}},
-		{Key: "$slice", Value: -historyKept},
+		{Key: "$slice", Value: -HistoryKept},
 	}}}}}
 	_, err := h.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: slot}}, push, options.UpdateOne().SetUpsert(true))
 	if err != nil {
@@ -49,13 +49,14 @@ func (h *History) Append(ctx context.Context, slot string, sample Sample) error 
 	return nil
 }
 
-// Read returns the samples of a watcher, oldest first. It adds the rates of its slots in the same minute, and takes the greatest lag.
-func (h *History) Read(ctx context.Context, watcher string) ([]Sample, error) {
+// Read returns the newest samples of each slot of a watcher, oldest first. It adds the rates of the slots in the same minute, and takes
+// the greatest lag.
+func (h *History) Read(ctx context.Context, watcher string, newest int) ([]Sample, error) {
 	type document struct {
 		Samples []Sample `bson:"samples"`
 	}
 	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of watcher "+watcher, mongodb.OfSlots(watcher),
-		options.Find().SetProjection(bson.D{{Key: "samples", Value: 1}}))
+		options.Find().SetProjection(bson.D{{Key: "samples", Value: bson.D{{Key: "$slice", Value: bson.A{"$samples", -newest}}}}}))
 	if err != nil {
 		return nil, err
 	}

@@ -28,25 +28,28 @@ func TestHistoryOfAWatcher(t *testing.T) {
 	add("orders/0of2", 1, 20, 2)
 	add("orders2/0of1", 0, 99, 99)
 
-	got, err := h.Read(t.Context(), "orders")
+	got, err := h.Read(t.Context(), "orders", HistoryKept)
 	if err != nil || len(got) != 2 || !got[0].At.Equal(began) || got[0].Rate != 15 || got[0].LagS != 4 || got[0].P50MS != 4 || got[0].P99MS != 8 || got[1].Rate != 20 {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if none, err := h.Read(t.Context(), "nobody"); err != nil || len(none) != 0 {
+	if none, err := h.Read(t.Context(), "nobody", HistoryKept); err != nil || len(none) != 0 {
 		t.Errorf("of a watcher that never ran: %+v, %v", none, err)
 	}
 
-	full := make([]Sample, historyKept)
+	full := make([]Sample, HistoryKept)
 	for i := range full {
-		full[i] = Sample{At: began.Add(-time.Duration(historyKept-i) * time.Minute), Rate: 1}
+		full[i] = Sample{At: began.Add(-time.Duration(HistoryKept-i) * time.Minute), Rate: 1}
 	}
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "full/0of1"}, {Key: "samples", Value: full}}); err != nil {
 		t.Fatal(err)
 	}
 	add("full/0of1", 0, 7, 0)
-	got, err = h.Read(t.Context(), "full")
-	if err != nil || len(got) != historyKept || got[historyKept-1].Rate != 7 || !got[0].At.Equal(full[1].At) {
+	got, err = h.Read(t.Context(), "full", HistoryKept)
+	if err != nil || len(got) != HistoryKept || got[HistoryKept-1].Rate != 7 || !got[0].At.Equal(full[1].At) {
 		t.Errorf("%d samples, %v", len(got), err)
+	}
+	if got, err = h.Read(t.Context(), "full", 2); err != nil || len(got) != 2 || got[1].Rate != 7 {
+		t.Errorf("the newest two samples: %+v, %v", got, err)
 	}
 }
 
@@ -88,7 +91,7 @@ func TestActivityOfAWatcher(t *testing.T) {
 	if stopped := list[1]; stopped.Topics[0].Offset != 3 || stopped.Topics[0].Rate != 0 || stopped.Topics[0].P99MS != 0 || stopped.Others.Rate != 0 || len(stopped.Events) != 1 {
 		t.Errorf("%+v", stopped)
 	}
-	if samples, err := h.Read(t.Context(), "orders"); err != nil || len(samples) != 1 {
+	if samples, err := h.Read(t.Context(), "orders", HistoryKept); err != nil || len(samples) != 1 {
 		t.Errorf("the minutes: %+v, %v", samples, err)
 	}
 }
