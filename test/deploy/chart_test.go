@@ -111,7 +111,7 @@ func TestSkippedChartsAreListed(t *testing.T) {
 	run := func(env ...string) (output string, err error) {
 		cmd := exec.CommandContext(t.Context(), "bash", repoPath(t, ".ci", "run"), "charts")
 		// Without modules, nothing can be installed.
-		cmd.Env = append(os.Environ(), append(env, "OUTRELAY_CI_TOOLS="+t.TempDir(), "GOMODCACHE="+t.TempDir(), "GOPROXY=off", "GOTOOLCHAIN=local")...)
+		cmd.Env = append(os.Environ(), append(env, "OUTRELAY_CI_WORK=", "OUTRELAY_CI_TOOLS="+t.TempDir(), "GOMODCACHE="+t.TempDir(), "GOPROXY=off", "GOTOOLCHAIN=local")...)
 		text, err := cmd.CombinedOutput()
 		return string(text), err
 	}
