@@ -41,6 +41,8 @@ type Consumer struct {
 	sessions       *transaction.Pool // of the handlers' transactions; nil if the database is nil
 
 	unknown, skipped, orphaned, poison *registration
+
+	unknownTypes unknownTypes
 }
 
 // New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
@@ -153,7 +155,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	defer givenUp.Close()
 	run.disposer = c.s.disposer
 	if run.disposer == nil {
-		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.report, givenUp: givenUp}
+		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.reportTrouble, givenUp: givenUp}
 	}
 
 	// The refresh ends before Run returns, so no measurement follows.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -377,7 +376,7 @@ func TestSkippedTypesPass(t *testing.T) {
 	}
 }
 
-// Each message of such a type becomes a dead letter, and the type is reported once, with the fix.
+// Each message of such a type becomes a dead letter, and the type is reported once in a minute, with the fix.
 func TestATypeWithoutAHandlerIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -397,8 +396,8 @@ func TestATypeWithoutAHandlerIsReportedOnce(t *testing.T) {
 
 	mu.Lock()
 	defer mu.Unlock()
-	slices.Sort(reports)
-	if len(reports) != 2 || !strings.Contains(reports[0], `WithSkip("other")`) || !strings.Contains(reports[1], `WithSkip("stranger")`) {
+	all := strings.Join(reports, " ")
+	if len(reports) != 2 || !strings.Contains(all, `WithSkip("other")`) || !strings.Contains(all, `WithSkip("stranger")`) {
 		t.Errorf("reports: %q", reports)
 	}
 	if n := k.countDocuments(deadletter.DefaultCollection); n != 3 {

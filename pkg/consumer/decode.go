@@ -35,7 +35,7 @@ func boundIdentity(text string) string {
 
 // wrapDecodeError returns err, with which a record could not be decoded, with the place of the record.
 func wrapDecodeError(record *transport.Record, err error) error {
-	return fmt.Errorf("record %s/%d@%d is not readable: %w", record.Topic, record.Partition, record.Offset, err)
+	return fmt.Errorf("record %s is not readable: %w", recordPlace{record.Topic, record.Partition, record.Offset}, err)
 }
 
 // malformed returns an error that wraps ErrMalformed: another attempt would read the same bytes.

@@ -159,8 +159,8 @@ func (p *partition) noteDecoder(err error) {
 			fmt.Errorf("partition %s goes on: its records can be decoded again", p.tp))
 		return
 	}
-	p.s.reportTrouble("cannot use the decoder; the partition reads nothing further",
-		fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
+	p.reportTrouble("cannot use the decoder; the partition reads nothing further",
+		fmt.Errorf("waiting for the decoder, partition %s reads nothing further: %w", p.tp, err))
 }
 
 // waitUnpaused blocks for duration. It returns false if the partition is paused or given back.

@@ -22,7 +22,7 @@ type disposer struct {
 	letters   *deadletter.Desk
 	publisher transport.Publisher
 	// report is called after a partial success, for example for a letter that is stored without its content.
-	report func(err error)
+	report func(message string, err error, attrs ...any)
 	// givenUp gets each message whose letter is stored. It may be nil.
 	givenUp *hooks.Queue[GivenUp]
 }

@@ -58,7 +58,8 @@
 //
 // # Unknown messages
 //
-// A message whose type no handler takes becomes a dead letter of class unknown. It is counted, and reported once for each type.
+// A message whose type no handler takes becomes a dead letter of class unknown. It is counted, and each type is
+// reported at once, then at most once a minute.
 // WithSkip names the types that the group does not need: their messages pass.
 //
 // # Dead letters

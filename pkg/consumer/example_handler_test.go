@@ -61,6 +61,22 @@ func ExampleMux() {
 	// unpacking for ann
 }
 
+// A typed batch handler gets the decoded payloads of one transaction at once, for example for one bulk write.
+func ExampleBatchFor() {
+	h := consumer.BatchFor(0, orderPlaced, func(_ context.Context, orders []consumer.Typed[order]) error {
+		for _, placed := range orders {
+			fmt.Println(placed.ID, "is an order of", placed.Payload.Customer)
+		}
+		return nil
+	})
+
+	// In a service: c.Handle("pack-parcels", h).
+	fmt.Println(h.Handle(context.Background(), &consumer.Message{ID: "1", Name: "OrderPlaced", Value: []byte(`{"customer": "ann"}`)}))
+	// Output:
+	// 1 is an order of ann
+	// <nil>
+}
+
 // A batch handler gets the messages of one transaction at once, for example for one bulk write.
 func ExampleBatch() {
 	h := consumer.Batch(0, func(_ context.Context, ms []*consumer.Message) error {

@@ -53,7 +53,7 @@ func (a failures) Note(err error, m *Message, at time.Time) failures { return a.
 
 // NewDisposer returns the disposer of a consumer.
 func NewDisposer(letters *deadletter.Desk, p transport.Publisher, report func(err error)) Disposer {
-	return &disposer{letters: letters, publisher: p, report: report}
+	return &disposer{letters: letters, publisher: p, report: func(_ string, err error, _ ...any) { report(err) }}
 }
 
 // WithDisposer replaces the disposer.

@@ -22,8 +22,9 @@ func (e *HandlerError) Error() string {
 	if handler == "" {
 		handler = "no handler"
 	}
-	return fmt.Sprintf("%s: message %s (%s/%d@%d, type %q), attempt %d, then %s: %v",
-		handler, record.Clip(message.ID, maxReason), message.Topic, message.Partition, message.Offset, record.Clip(message.Name, maxReason), e.Attempt, e.Next, e.Err)
+	place := recordPlace{message.Topic, message.Partition, message.Offset}
+	return fmt.Sprintf("%s: message %s (%s, type %q), attempt %d, then %s: %v",
+		handler, record.Clip(message.ID, maxReason), place, record.Clip(message.Name, maxReason), e.Attempt, e.Next, e.Err)
 }
 
 // Unwrap returns the handler's error.

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Handler names types of events and the function that handles them. For, Func, Batch and Mux return one. The zero value is
+// Handler names types of events and the function that handles them. For, Func, Batch, BatchFor and Mux return one. The zero value is
 // invalid.
 type Handler struct {
 	names    []string
@@ -44,19 +44,24 @@ func For[T any](eventType event.Type[T], handle func(ctx context.Context, messag
 		return Func(nil, eventType.Name)
 	}
 	return Func(func(ctx context.Context, message *Message) error {
-		var payload T
-		if !message.Tombstone() {
-			var err error
-			if payload, err = eventType.Decode(ctx, message.Value); errors.Is(err, codec.ErrUnavailable) {
-				return err
-			}
-			if err != nil {
-				return fmt.Errorf("%w: message %s of type %q is invalid: %w", ErrMalformed, message.ID, message.Name, err)
-			}
+		payload, err := decodePayload(ctx, eventType, message)
+		if err != nil {
+			return err
 		}
-
 		return handle(ctx, message, payload)
 	}, eventType.Name)
+}
+
+// decodePayload returns the payload of message, or the zero value for a tombstone.
+func decodePayload[T any](ctx context.Context, eventType event.Type[T], message *Message) (payload T, err error) {
+	if message.Tombstone() {
+		return payload, nil
+	}
+	payload, err = eventType.Decode(ctx, message.Value)
+	if err != nil && !errors.Is(err, codec.ErrUnavailable) {
+		err = fmt.Errorf("%w: message %s of type %q is invalid: %w", ErrMalformed, message.ID, message.Name, err)
+	}
+	return payload, err
 }
 
 // Func returns a handler of the events with these names. It does not decode payloads. In a name, * stands for any
@@ -71,8 +76,8 @@ func Func(handler HandlerFunc, names ...string) Handler {
 }
 
 // Batch returns a handler that gets up to n messages that wait at once, in order, in one transaction. n defaults to 100, and is at
-// most 500. Names are those of Func. Its size replaces WithSharedTransaction. If handle fails for more than one message, it is called again for each message alone, so that Retry decides
-// only about the message that fails.
+// most 500. Names are those of Func. Its size replaces WithSharedTransaction. If handle fails for more than one message, it is called
+// again for each message alone, so that Retry decides only about the message that fails.
 func Batch(n int, handle func(ctx context.Context, ms []*Message) error, names ...string) Handler {
 	handler := Handler{names: slices.Clone(names), handle: collectMessage, batch: handle, size: cmp.Or(n, defaultBatch)}
 	if handler.size < 1 || handler.size > maxBatch {
@@ -83,6 +88,31 @@ func Batch(n int, handle func(ctx context.Context, ms []*Message) error, names .
 	}
 	handler.checkNames()
 	return handler
+}
+
+// Typed is a message with its decoded payload.
+type Typed[T any] struct {
+	*Message
+	Payload T
+}
+
+// BatchFor is Batch for events of type eventType, with their payloads, which are decoded as in For. If one of them cannot be decoded,
+// that message fails alone.
+func BatchFor[T any](n int, eventType event.Type[T], handle func(ctx context.Context, messages []Typed[T]) error) Handler {
+	if handle == nil {
+		return Batch(n, nil, eventType.Name)
+	}
+	return Batch(n, func(ctx context.Context, messages []*Message) error {
+		typed := make([]Typed[T], len(messages))
+		for i, message := range messages {
+			payload, err := decodePayload(ctx, eventType, message)
+			if err != nil {
+				return err
+			}
+			typed[i] = Typed[T]{message, payload}
+		}
+		return handle(ctx, typed)
+	}, eventType.Name)
 }
 
 // Mux joins handlers of different types under one name: they share one place in the inbox, and one order of each key over

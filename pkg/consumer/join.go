@@ -27,7 +27,7 @@ func (r *run) watchTopicList(ctx context.Context, onTopics func(topics []string)
 				backoff.Reset()
 				onTopics(topics)
 			case ctx.Err() == nil:
-				r.report(err)
+				r.reportTrouble("cannot read the list of topics; it is read again", err)
 			}
 		}
 

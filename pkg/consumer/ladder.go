@@ -27,8 +27,12 @@ type recordPlace struct {
 	Offset    int64
 }
 
-// String returns "topic/partition/offset".
-func (p recordPlace) String() string { return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset) }
+func (p recordPlace) String() string { return record.FormatPlace(p.Topic, p.Partition, p.Offset) }
+
+// formatOrigin returns the value of record.HeaderRetryOrigin, which originOf reads: "topic/partition/offset".
+func (p recordPlace) formatOrigin() string {
+	return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset)
+}
 
 // originOf returns the place of the message's first record: its own place unless it was moved to a retry topic.
 func originOf(message *Message) recordPlace {
@@ -185,7 +189,7 @@ func newRetryMessage(message *Message, handler string, verdict verdict, due time
 
 	copied.SetHeader(record.HeaderOnly, []byte(message.Group+"/"+handler))
 	copied.SetHeader(record.HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(message, verdict)), 10))
-	copied.SetHeader(record.HeaderRetryOrigin, []byte(origin.String()))
+	copied.SetHeader(record.HeaderRetryOrigin, []byte(origin.formatOrigin()))
 	if !due.IsZero() {
 		copied.SetHeader(record.HeaderRetryDue, formatMillis(due))
 	}

@@ -74,7 +74,7 @@ func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) err
 		err := d.publishMessage(ctx, topic, letter.ID.Topic, newLetterRecord(letter))
 		// A letter that its topic cannot take is still stored in MongoDB.
 		if isTooLarge(err) || isTopicUnavailable(err) {
-			d.report(err)
+			d.reportLetter("cannot copy the dead letter to its topic; it is stored without the copy", letter, err)
 			return nil
 		}
 		return err
@@ -82,12 +82,18 @@ func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) err
 
 	omitted, err := d.letters.Put(ctx, module.Key{}, letter, publish)
 	if omitted != nil {
-		d.report(omitted)
+		d.reportLetter("cannot keep the content of the dead letter, or its notification; the letter is stored", letter, omitted)
 	}
 	if err == nil {
 		d.givenUp.Add(GivenUp{ID: letter.ID, Name: letter.Name, Class: letter.Class, Reason: record.Clip(letter.Reason, maxReason), Attempts: letter.Attempts})
 	}
 	return err
+}
+
+// reportLetter reports a partial success, with the handler and the place of letter.
+func (d *disposer) reportLetter(message string, letter *deadletter.Letter, err error) {
+	id := letter.ID
+	d.report(message, err, "handler", id.Handler, "topic", id.Topic, "partition", id.Partition, "offset", id.Offset)
 }
 
 // newLetterRecord returns the letter as a record for a topic.

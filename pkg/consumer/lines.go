@@ -25,27 +25,38 @@ type line struct {
 	attrs   []any
 }
 
+// lineError is an error that has a line of its own in the log.
+type lineError interface {
+	error
+	line() line
+}
+
 // Fault reports an error from which the transport recovers without help.
 func (r *run) Fault(err error) {
 	if missing, ok := errors.AsType[*transport.MissingTopicsError](err); ok {
 		r.noTopic.Store(missing.All)
+		r.reportLine(line{slog.LevelWarn, "waiting for topics: they do not exist yet, or the Kafka login may not read them", []any{"topics", missing.Topics, "every", missing.Every}}, err)
+		return
 	}
-	if err != nil {
-		r.reportLine(lineOf(err, "a request to Kafka failed; it is repeated"), err)
+	if unused, ok := errors.AsType[*transport.UnusedTopicsError](err); ok {
+		r.reportLine(line{slog.LevelWarn, "no handler uses these retry topics; they are read until they are deleted", []any{"topics", unused.Topics}}, err)
+		return
 	}
+	r.reportTrouble("a request to Kafka failed; it is repeated", err)
 }
 
 // report passes an error to WithErrorHook. If there is no WithErrorHook, or if WithErrorHook panics, it writes the line of the error to
 // the log.
-func (r *run) report(err error) {
-	if err != nil {
-		r.reportLine(lineOf(err, "cannot complete a step; it is tried again"), err)
-	}
-}
+func (r *run) report(err lineError) { r.reportLine(err.line(), err) }
 
-// reportTrouble is report with a message for the log: "cannot X; what follows".
+// reportTrouble is report for an error without a line of its own. The message is "cannot X; what follows".
 func (r *run) reportTrouble(message string, err error, attrs ...any) {
 	r.reportLine(line{slog.LevelWarn, message, append(attrs, "error", err)}, err)
+}
+
+// reportTrouble is that of the run, with the partition.
+func (p *partition) reportTrouble(message string, err error, attrs ...any) {
+	p.s.reportTrouble(message, err, append(attrs, "topic", p.tp.Topic, "partition", p.tp.Partition)...)
 }
 
 func (r *run) reportLine(line line, err error) {
@@ -68,53 +79,7 @@ func (r *run) write(line line) {
 	r.c.s.log.Log(r.ctx, line.level, line.message, append([]any{"group", r.c.group}, line.attrs...)...)
 }
 
-// lineOf returns the line of an error by its type. An error of another type has the message fallback.
-func lineOf(err error, fallback string) line {
-	if failed, ok := errors.AsType[*HandlerError](err); ok {
-		return failed.line()
-	}
-	if suspended, ok := errors.AsType[*suspendedError](err); ok {
-		switch {
-		case suspended.Over:
-			return line{slog.LevelInfo, "handler goes on", []any{"handler", suspended.Handler}}
-		case suspended.Until.IsZero():
-			return line{slog.LevelWarn, "handler is suspended until ResumeHandler; its messages wait", []any{"handler", suspended.Handler, "error", suspended.Err}}
-		}
-		return line{slog.LevelWarn, "handler is suspended; its messages wait, and one is tried at times", []any{
-			"handler", suspended.Handler, "until", suspended.Until.UTC(), "error", suspended.Err,
-		}}
-	}
-	if outage, ok := errors.AsType[*outageError](err); ok {
-		if outage.Over {
-			return line{slog.LevelInfo, "MongoDB responds again", []any{"took", outage.Took}}
-		}
-		return line{slog.LevelWarn, "cannot reach MongoDB; nothing is fetched until it responds", []any{"error", outage.Err}}
-	}
-	if stray, ok := errors.AsType[*strayError](err); ok {
-		message := "no handler has the name of messages that are set aside; they wait"
-		if stray.Reason == StrayUnread {
-			message = "no member reads the partitions of messages that are set aside; one member retries them"
-		}
-		return line{slog.LevelWarn, message, []any{"handler", stray.Handler, "topic", stray.Topic, "waiting", stray.Waiting}}
-	}
-	if unprepared, ok := errors.AsType[*unpreparedError](err); ok {
-		return line{slog.LevelWarn, "cannot prepare the handler; its messages are set aside until that succeeds", []any{"handler", unprepared.handler, "error", unprepared.err}}
-	}
-	if missing, ok := errors.AsType[*transport.MissingTopicsError](err); ok {
-		return line{slog.LevelWarn, "waiting for topics: they do not exist yet, or the Kafka login may not read them", []any{"topics", missing.Topics, "every", missing.Every}}
-	}
-
-	message := fallback
-	switch {
-	case errors.Is(err, transport.ErrGap):
-		message = "records are missing in the partition; the consumer goes on after them"
-	case errors.Is(err, ErrNoHandler):
-		message = "no handler takes the type; its messages become dead letters"
-	}
-	return line{slog.LevelWarn, message, []any{"error", err}}
-}
-
-// line returns the line of a failed attempt. That of a dead letter has its own message and level, for alerts.
+// line returns the line of a failed attempt. The line of a dead letter has its own message and level, for alerts.
 func (e *HandlerError) line() line {
 	message := e.Message
 	out := line{slog.LevelWarn, "handler failed; the message is tried again", []any{

@@ -85,7 +85,7 @@ func (t *track) endSpan(end func(error), outcome error) {
 		end(outcome)
 	}()
 	if panicErr != nil {
-		t.p.s.report(fmt.Errorf("ending the span of handler %s: %w", t.reg.name, panicErr))
+		t.p.reportTrouble("cannot end the span of an attempt; the outcome of the attempt counts", fmt.Errorf("ending the span of handler %s: %w", t.reg.name, panicErr), "handler", t.reg.name)
 	}
 }
 

@@ -157,9 +157,9 @@ func WithBuffer(bytes int) Option {
 // characters and ? for one character; "*" skips every type that no handler takes. A type that a handler takes is not skipped.
 //
 // Defaults to none: a message whose type no handler takes becomes a dead letter of class unknown, and each such type is reported
-// once. So a misspelled name, a handler that is not deployed yet, and a member of the old version during a rolling update lose no
-// message: requeue the dead letters to the handler when it exists. Name the types of a shared topic that the service does not take,
-// because each dead letter is a document in inbox_dead.
+// at once, then at most once a minute. So a misspelled name, a handler that is not deployed yet, and a member of the old version
+// during a rolling update lose no message: requeue the dead letters to the handler when it exists. Name the types of a shared topic
+// that the service does not take, because each dead letter is a document in inbox_dead.
 func WithSkip(names ...string) Option {
 	return option(func(settings *settings) { settings.skip = append(settings.skip, names...) })
 }

@@ -138,7 +138,7 @@ func (p *partition) fetchLoop() {
 		if ctx.Err() != nil {
 			return
 		}
-		p.s.report(err)
+		p.reportTrouble("cannot find the position of the group; the partition waits", err)
 		_ = backoff.Wait(ctx)
 	}
 
@@ -172,7 +172,7 @@ func (p *partition) fetchLoop() {
 				return
 			}
 			if err != nil {
-				p.s.reportTrouble("cannot read the topic; the partition waits", fmt.Errorf("reading the topic of partition %s: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
+				p.reportTrouble("cannot read the topic; the partition waits", fmt.Errorf("reading the topic of partition %s: %w", p.tp, err))
 				_ = backoff.Wait(ctx)
 			}
 			if restarted || err != nil {
@@ -203,7 +203,7 @@ func (p *partition) fetchLoop() {
 			p.skipGap(ctx, gap)
 
 		default:
-			p.s.reportTrouble("cannot fetch; the partition waits", fmt.Errorf("fetching partition %s: %w", p.tp, err), "topic", p.tp.Topic, "partition", p.tp.Partition)
+			p.reportTrouble("cannot fetch; the partition waits", fmt.Errorf("fetching partition %s: %w", p.tp, err))
 			_ = backoff.Wait(ctx)
 		}
 	}

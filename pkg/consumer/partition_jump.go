@@ -18,8 +18,18 @@ func (s *session) reportRecreated(tp transport.TopicPartition) error {
 		s.failRun(err)
 		return err
 	}
-	s.report(fmt.Errorf("%w; going on from its start", err))
+	s.reportLost(tp, fmt.Errorf("%w; going on from its start", err))
 	return nil
+}
+
+// reportLost reports that the partition no longer has records that the group has not read.
+func (s *session) reportLost(tp transport.TopicPartition, err error, attrs ...any) {
+	s.reportTrouble("records are missing in the partition; the consumer goes on after them", err, append(attrs, "topic", tp.Topic, "partition", tp.Partition)...)
+}
+
+// reportGap is reportLost with the offset that was to be read, and the one that is read next.
+func (p *partition) reportGap(gap *transport.RangeError, next int64) {
+	p.s.reportLost(p.tp, fmt.Errorf("%w; going on from %d", gap, next), "offset", gap.Offset, "next", next)
 }
 
 // restartIfRecreated continues at the start of the topic if it was deleted and created again, and reports whether it was. With
@@ -66,7 +76,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 
 	// Retention removed the records. The unfinished entries below Start no longer exist.
 	if gap.Offset < gap.Start {
-		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
+		p.reportGap(gap, gap.Start)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.nextFetch = gap.Start
@@ -80,7 +90,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 	// new topic of the same name.
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
-		p.s.report(fmt.Errorf("%w; asking for the topic: %w", gap, err))
+		p.reportTrouble("cannot find out why records are missing; the partition waits", fmt.Errorf("%w; asking for the topic: %w", gap, err))
 		// The next fetch leads here again.
 		return
 	}
@@ -91,7 +101,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		truncated = gap.Diverged
 	}
 	if !truncated {
-		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
+		p.reportGap(gap, gap.Start)
 		p.restart(log, gap.Start)
 		return
 	}
@@ -105,7 +115,7 @@ func (p *partition) skipGap(ctx context.Context, gap *transport.RangeError) {
 		return
 	}
 	// The entries below are still in the log. The watermarks do not cover the records of the new leader.
-	p.s.report(fmt.Errorf("%w; going on from %d", gap, log.End))
+	p.reportGap(gap, log.End)
 	p.abandonEntries(log.End, log.End)
 	p.s.requestCommit()
 }

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,12 +40,11 @@ type registration struct {
 // registry has the handlers of a consumer. The lookup for a message uses an immutable list and
 // takes no lock.
 type registry struct {
-	mu            sync.Mutex
-	current       atomic.Pointer[handlers]
-	watches       []*watch
-	watchCount    atomic.Int32
-	changed       chan struct{}       // closed when a handler is added; nil while no goroutine waits
-	reportedTypes map[string]struct{} // types without a handler that were reported
+	mu         sync.Mutex
+	current    atomic.Pointer[handlers]
+	watches    []*watch
+	watchCount atomic.Int32
+	changed    chan struct{} // closed when a handler is added; nil while no goroutine waits
 }
 
 // handlers is a snapshot of the registrations, in their order, with a cache of the handlers of each type.
@@ -78,29 +76,6 @@ func (h *handlers) forType(typ string) []*registration {
 		h.cache.Store(strings.Clone(typ), out)
 	}
 	return out
-}
-
-// reportUnknownOnce reports, once for each type, that messages become dead letters because no handler takes them. It stops at
-// maxCachedTypes types.
-func (g *registry) reportUnknownOnce(message *Message, report func(err error)) {
-	typ := message.Name
-	g.mu.Lock()
-	_, reported := g.reportedTypes[typ]
-	first := !reported && len(g.reportedTypes) < maxCachedTypes
-	if first {
-		if g.reportedTypes == nil {
-			g.reportedTypes = map[string]struct{}{}
-		}
-		g.reportedTypes[strings.Clone(typ)] = struct{}{}
-	}
-	g.mu.Unlock()
-
-	// report may call a function of the user, so it is called without the lock.
-	if first {
-		report(fmt.Errorf("%w takes type %q, first at %s/%d@%d: its messages become dead letters of class unknown; "+
-			"register a handler and requeue them to it, or skip the type with WithSkip(%q)",
-			ErrNoHandler, typ, message.Topic, message.Partition, message.Offset, cmp.Or(typ, "*")))
-	}
 }
 
 // snapshot returns the current handlers, which do not change any more.

@@ -73,7 +73,7 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 			r.c.health.note(healthOutage, nil)
 		}
 	}
-	session.outage.report = func(began bool, err error) {
+	session.outage.report = func(began bool, err *outageError) {
 		r.c.measureStop("database", began)
 		r.report(err)
 	}

@@ -30,7 +30,7 @@ func (r *run) reportStops(ctx context.Context) {
 	if err == nil {
 		r.census.stops = slices.Clone(stops)
 	} else if ctx.Err() == nil {
-		r.report(err)
+		r.reportTrouble("cannot record the stopped handlers for operators; they are recorded again", err)
 	}
 }
 

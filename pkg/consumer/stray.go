@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -48,6 +49,14 @@ func (e *strayError) Error() string { return e.String() }
 // Is reports ErrNoHandler for messages without a handler.
 func (e *strayError) Is(target error) bool {
 	return target == ErrNoHandler && e.Reason == StrayNoHandler
+}
+
+func (e *strayError) line() line {
+	message := "no handler has the name of messages that are set aside; they wait"
+	if e.Reason == StrayUnread {
+		message = "no member reads the partitions of messages that are set aside; one member retries them"
+	}
+	return line{slog.LevelWarn, message, []any{"handler", e.Handler, "topic", e.Topic, "waiting", e.Waiting}}
 }
 
 // census is the state of the counts of one run. Only refreshHealth uses it.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -55,6 +56,18 @@ func (e *suspendedError) Error() string {
 
 // Unwrap returns the last failure.
 func (e *suspendedError) Unwrap() error { return e.Err }
+
+func (e *suspendedError) line() line {
+	switch {
+	case e.Over:
+		return line{slog.LevelInfo, "handler goes on", []any{"handler", e.Handler}}
+	case e.Until.IsZero():
+		return line{slog.LevelWarn, "handler is suspended until ResumeHandler; its messages wait", []any{"handler", e.Handler, "error", e.Err}}
+	}
+	return line{slog.LevelWarn, "handler is suspended; its messages wait, and one is tried at times", []any{
+		"handler", e.Handler, "until", e.Until.UTC(), "error", e.Err,
+	}}
+}
 
 // isSuspendedLocked reports whether the handler takes no messages other than a probe.
 func (s *suspension) isSuspendedLocked() bool { return s.manual || !s.until.IsZero() }

@@ -216,9 +216,9 @@ func (t *track) waitYielding(wait time.Duration) {
 	})
 }
 
-// repeatStep calls step until it succeeds, and reports each failure. Other lanes use the slots of the track between two calls. It
-// returns false if the track must stop, or must attach its partition again, before the step succeeds.
-func (t *track) repeatStep(step func() error) bool {
+// repeatStep calls step until it succeeds, and reports each failure: "cannot DOING; it is tried again". Other lanes use the slots of
+// the track between two calls. It returns false if the track must stop, or must attach its partition again, before the step succeeds.
+func (t *track) repeatStep(doing string, step func() error) bool {
 	backoff := retry.Reopen.Start()
 	for {
 		err := step()
@@ -233,7 +233,7 @@ func (t *track) repeatStep(step func() error) bool {
 		if errors.Is(err, errOrphan) {
 			return false
 		}
-		t.p.s.report(err)
+		t.p.reportTrouble("cannot "+doing+"; it is tried again", err, "handler", t.reg.name)
 		if t.mustStop() {
 			return false
 		}

@@ -224,7 +224,7 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 	}
 
 	// The order of the queue depends on the generation of the topic, which the inbox returns in every mode.
-	if !current.entry.orphan.Load() && !t.repeatStep(func() error { return t.attachHandler(t.p.drainCtx) }) {
+	if !current.entry.orphan.Load() && !t.repeatStep("begin with the partition in the inbox", func() error { return t.attachHandler(t.p.drainCtx) }) {
 		return false, false
 	}
 
@@ -234,7 +234,7 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 	room.beginAdd(key)
 	defer func() { room.endAdd(key, time.Now().Add(wait)) }()
 
-	ended := t.repeatStep(func() error {
+	ended := t.repeatStep("set a message aside", func() error {
 		err := t.storeWaiting(current, message, wait)
 		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
 			return nil
@@ -319,7 +319,9 @@ func (t *track) storeWaiting(current task, message *setaside.Message, wait time.
 func (t *track) postpone(task task, wait time.Duration) bool {
 	t.waiting.Attempts = attemptsForStore(task.share.attempts, time.Now())
 	t.postponedFor = wait
-	t.isPostponed = t.repeatStep(func() error { return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait) })
+	t.isPostponed = t.repeatStep("store the failure of a message that is set aside", func() error {
+		return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait)
+	})
 	return t.isPostponed
 }
 

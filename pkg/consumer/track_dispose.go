@@ -29,10 +29,9 @@ func (t *track) applyVerdict(task task, cause error) (done, again bool) {
 	t.reg.lastError.Store(&text)
 	t.noteOutcome(task, verdict, cause)
 
-	// A type without a handler is one mistake, or none, so it is not reported for each message.
 	switch t.reg {
 	case t.p.s.c.unknown:
-		t.p.s.c.reg.reportUnknownOnce(message, t.p.s.report)
+		t.p.s.reportUnknown(message, attempts.Total)
 		return t.disposeTask(task, verdict, cause), false
 	case t.p.s.c.skipped:
 		return t.disposeTask(task, verdict, cause), false
@@ -93,13 +92,13 @@ func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 	}
 
 	// The watermark moves only after the message is in its new place.
-	disposed := t.repeatStep(func() error {
+	disposed := t.repeatStep("move a message that was given up or waits for its retry", func() error {
 		return wrap(t.p.callDisposer(originalMessage(current.entry), t.reg.name, verdict, cause))
-	}) && t.repeatStep(func() error {
+	}) && t.repeatStep("record in the inbox that a message was moved", func() error {
 		err := t.passDisposed(current)
 		if errors.Is(err, inbox.ErrInvalid) {
 			// The inbox has no watermark for such a place.
-			t.p.s.report(wrap(err))
+			t.p.reportTrouble("cannot record in the inbox that a message was moved; its offset passes", wrap(err), "handler", t.reg.name)
 			return nil
 		}
 		return wrap(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -94,12 +95,12 @@ func (o *trouble) waitOut(track *track, err error) bool {
 
 	// The leader of the partition is away. Other partitions go on.
 	case errors.Is(err, errNoLog):
-		track.p.s.report(err)
+		track.p.reportTrouble("cannot read the end of the partition; its messages wait", err, "handler", track.reg.name)
 
 	case errors.Is(err, inbox.ErrStale):
 		// The messages are fetched again: those in memory may belong to the previous topic of that name.
 		track.p.detachHandler(track.reg)
-		track.p.s.report(err)
+		track.p.reportTrouble("cannot use the messages in memory: another process has begun with the partition; they are fetched again", err, "handler", track.reg.name)
 		track.waitYielding(delay)
 		return false
 
@@ -146,6 +147,13 @@ func (e *outageError) Error() string {
 // Unwrap returns the error of the first failed call.
 func (e *outageError) Unwrap() error { return e.Err }
 
+func (e *outageError) line() line {
+	if e.Over {
+		return line{slog.LevelInfo, "MongoDB responds again", []any{"took", e.Took}}
+	}
+	return line{slog.LevelWarn, "cannot reach MongoDB; nothing is fetched until it responds", []any{"error", e.Err}}
+}
+
 // outage counts the lanes that cannot reach the database. While there are any, nothing is fetched.
 type outage struct {
 	mu         sync.Mutex
@@ -153,7 +161,7 @@ type outage struct {
 	since      time.Time
 	over       chan struct{} // closed at the end of the current outage
 	noteLocked func(on bool)
-	report     func(on bool, err error) // called without a lock
+	report     func(on bool, err *outageError) // called without a lock
 }
 
 // addLane counts one more lane. The first lane starts the outage, with err as its cause. addLane then returns a function that

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync"
 	"testing"
 
 	"github.com/outrelay/outrelay/pkg/codec"
@@ -53,5 +55,49 @@ func TestATypedHandlerGetsTheDecodedPayload(t *testing.T) {
 	}
 	if len(got) != 2 || got[0].Customer+got[1].Customer != "c-7" {
 		t.Errorf("the handler got %+v, want the payload and a zero value", got)
+	}
+}
+
+// A payload that cannot be decoded fails the batch before the handler, and then alone.
+func TestATypedBatchGetsTheDecodedPayloads(t *testing.T) {
+	t.Parallel()
+	log := &changing{}
+	for _, key := range []string{"a", "a", "a", "a"} {
+		log.append(key)
+	}
+	log.mu.Lock()
+	for i := range log.records {
+		log.records[i].Value = fmt.Appendf(nil, `{"customer":"c-%d"}`, i)
+	}
+	log.records[2].Value = []byte("{")
+	log.mu.Unlock()
+
+	gone := newDisposed()
+	c := newLogConsumer(t, log, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}))
+	var mu sync.Mutex
+	got := map[int64]string{}
+	counted := event.Type[placed]{Aggregate: "order", Name: "counted"}
+	err := c.Handle("counted", consumer.BatchFor(0, counted, func(_ context.Context, messages []consumer.Typed[placed]) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, m := range messages {
+			got[m.Offset] = m.Payload.Customer
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	startConsumer(t, c)
+	log.waitCommitted(t, 4)
+
+	if want := map[int64]string{0: "c-0", 1: "c-1", 3: "c-3"}; !maps.Equal(got, want) {
+		t.Errorf("handled %v, want %v", got, want)
+	}
+	if letters := gone.listAll(); len(letters) != 1 || letters[0].m.Offset != 2 || !errors.Is(letters[0].cause, consumer.ErrMalformed) {
+		t.Errorf("letters: %+v", letters)
+	}
+	if err := c.Handle("nil", consumer.BatchFor[placed](0, counted, nil)); err == nil {
+		t.Error("a nil function is accepted")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -236,6 +237,10 @@ func (e *unpreparedError) Error() string {
 }
 
 func (e *unpreparedError) Unwrap() error { return e.err }
+
+func (e *unpreparedError) line() line {
+	return line{slog.LevelWarn, "cannot prepare the handler; its messages are set aside until that succeeds", []any{"handler", e.handler, "error", e.err}}
+}
 
 // prepareHandler prepares a handler that was registered while the consumer runs. It repeats that while the database is
 // unavailable. Other errors are those of the handler: it returns false, and has recorded and reported the error.

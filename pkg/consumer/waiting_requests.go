@@ -30,7 +30,7 @@ func (s *session) carryOutRequests() {
 
 		requests, err := s.c.waiting.Requested(s.serveCtx, s.c.group)
 		if err != nil && s.serveCtx.Err() == nil {
-			s.report(err)
+			s.reportTrouble("cannot read the requests of operators; they are read again", err)
 		}
 		for i := range requests {
 			if s.serveCtx.Err() == nil {
@@ -51,7 +51,7 @@ func (s *session) carryOutRequest(request *setaside.Request) {
 	if request.Discards > 0 {
 		messages, err := s.c.waiting.Discarded(s.serveCtx, request.Queue)
 		if err != nil && s.serveCtx.Err() == nil {
-			s.report(err)
+			partition.reportTrouble("cannot read the messages that an operator discarded; they are read again", err, "handler", request.Handler)
 		}
 		for i := range messages {
 			partition.giveUpDiscarded(&messages[i])

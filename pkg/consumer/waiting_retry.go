@@ -108,7 +108,7 @@ func (r *waitingRoom) retryQueue(partition *partition, queue *waitingQueue, prob
 		added := r.addedTo(queue)
 		message, err := r.s.c.waiting.First(partition.s.drainCtx, r.place(queue.key.tp), queue.key.queue)
 		if err != nil {
-			r.s.report(err)
+			partition.reportTrouble("cannot read a message that is set aside; it is read again", err, "handler", r.reg.name)
 			r.returnQueue(queue, time.Now().Add(interruptedPause))
 			return
 		}

@@ -27,7 +27,8 @@ type Collection[T any, I ID] struct {
 // New returns a Collection over coll. id returns a pointer to the id in an entity. T is encoded as
 // with bson.Marshal, except that the id is always stored as _id. New does no I/O. The error reports
 // a nil collection, one that a saga of this process uses, or an invalid option. If a saga of another process uses the collection,
-// the first call of a method returns an error: it reads the collection saga_types.
+// the methods return an error: they read the collection saga_types, once a minute. A user without the right to read it gets no such
+// error.
 func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*Collection[T, I], error) {
 	cfg, err := newConfig(coll, opts)
 	if err == nil && id == nil {

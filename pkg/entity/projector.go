@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -117,7 +118,7 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 // readState returns the state that message describes.
 func (p *Projector[T, I]) readState(message *consumer.Message) (entities.State, error) {
 	unknown := func(reason string, err error) (entities.State, error) {
-		place := fmt.Sprintf("%s/%d@%d", message.Topic, message.Partition, message.Offset)
+		place := record.FormatPlace(message.Topic, message.Partition, message.Offset)
 		unknown := fmt.Errorf("message %s at %s: %w: %w: %s", message.ID, place, consumer.ErrMalformed, ErrUnknownChange, reason)
 		if err != nil {
 			unknown = fmt.Errorf("%w: %w", unknown, err)

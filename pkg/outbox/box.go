@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -27,6 +28,8 @@ type Box struct {
 	store    appending.Store
 	coll     *mongo.Collection // nil in memory
 	warnOnce sync.Once
+
+	serverSeen atomic.Bool // it was read whether the server is a standalone
 }
 
 // New returns a Box over db. Pass the database handle that the service uses for its business
@@ -115,6 +118,9 @@ func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appendi
 		transaction.SetRollbackOnly(ctx, err)
 		return nil, err
 	}
+	if b.plain && errors.Is(transaction.Check(ctx), ErrNoTransaction) {
+		b.warnStandalone(ctx)
+	}
 	b.events.Telemetry.Measure(telemetry.Measurement{Metric: telemetry.Appended, N: int64(len(envelopes))})
 	return envelopes, nil
 }
@@ -137,6 +143,23 @@ func (b *Box) requireTransaction(ctx context.Context) error {
 		b.warnWeakConcern(ctx, mongo.SessionFromContext(ctx))
 	}
 	return err
+}
+
+// warnStandalone logs a warning, once per Box, if the server is a standalone. A transaction is an error there, but an event without one
+// is stored, and no relay can read it. If the server does not respond, the next call reads it
+// again.
+func (b *Box) warnStandalone(ctx context.Context) {
+	if b.coll == nil || b.serverSeen.Load() {
+		return
+	}
+	standalone, err := transaction.IsStandalone(ctx, b.coll.Database().Client())
+	if err != nil || b.serverSeen.Swap(true) || !standalone {
+		return
+	}
+
+	b.log.WarnContext(ctx, "no relay can read the events: the server is a standalone, which has no change streams",
+		"collection", b.coll.Database().Name()+"."+b.coll.Name(),
+		"fix", "restart mongod with --replSet and run rs.initiate()")
 }
 
 // warnWeakConcern logs a warning, once per Box, if the transaction of sess commits with a write

@@ -52,7 +52,8 @@ func WithMaxSize(bytes int) Option {
 
 // WithoutTransaction allows Append in a context without a transaction. The event is then inserted
 // separately, with majority write concern. After an error, a part of several events may be stored: see Append.
-// If the context has a transaction, it is used.
+// If the context has a transaction, it is used. On a standalone server, Append works and logs a warning once: no relay can read the
+// events, because it needs the change streams of a replica set.
 func WithoutTransaction() Option { return option(func(settings *settings) { settings.plain = true }) }
 
 // WithMiddleware adds middleware. The first one is the outermost.
@@ -72,7 +73,7 @@ func WithTelemetry(sink telemetry.Sink) Option {
 }
 
 // WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write
-// concern below majority. A cron.Cron logs its failures. Payloads and keys are never logged.
+// concern below majority, and if WithoutTransaction appends on a standalone server. A cron.Cron logs its failures. Payloads and keys are never logged.
 // Defaults to slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return option(func(settings *settings) { settings.log = log })

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -269,7 +271,8 @@ func TestStandaloneServer(t *testing.T) {
 	t.Parallel()
 	c := newStandalone(t)
 	db := c.Database("shop")
-	box, err := outbox.New(db, outbox.WithoutTransaction())
+	var logged stacktest.Buffer
+	box, err := outbox.New(db, outbox.WithoutTransaction(), outbox.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,11 +292,16 @@ func TestStandaloneServer(t *testing.T) {
 		t.Errorf("a transaction whose callback swallows it: %v", err)
 	}
 
-	if err := handler(t.Context(), "b"); err != nil {
-		t.Errorf("without a transaction: %v", err)
+	for _, order := range []string{"b", "c"} {
+		if err := handler(t.Context(), order); err != nil {
+			t.Errorf("without a transaction: %v", err)
+		}
+	}
+	if n := strings.Count(logged.String(), "no relay can read the events"); n != 1 {
+		t.Errorf("%d warnings, want 1:\n%s", n, logged.String())
 	}
 
-	if n, err := orders.CountDocuments(t.Context(), bson.D{}); n != 1 || err != nil {
+	if n, err := orders.CountDocuments(t.Context(), bson.D{}); n != 2 || err != nil {
 		t.Errorf("%d orders, %v", n, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/module"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/memory"
 	"github.com/outrelay/outrelay/internal/service/consuming"
@@ -227,7 +228,7 @@ func (e *Env) Published(topic string) []*consumer.Message {
 			Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Time, Key: r.Key, Value: r.Value, Headers: r.Headers,
 		}
 		if err := consumer.Decode(context.Background(), message); err != nil {
-			e.tb.Fatalf("decoding record %s/%d@%d: %v", topic, r.Partition, r.Offset, err)
+			e.tb.Fatalf("decoding record %s: %v", record.FormatPlace(topic, r.Partition, r.Offset), err)
 		}
 		list = append(list, message)
 	}

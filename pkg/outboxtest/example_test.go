@@ -5,6 +5,9 @@ import (
 	"errors"
 	"testing"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -24,6 +27,18 @@ var OrderPlaced = event.Type[Placed]{Aggregate: "order", Name: "OrderPlaced"}
 type Orders interface {
 	Insert(ctx context.Context, id string, order Placed) error
 }
+
+// MongoOrders is Orders in production: over a collection of the service's database.
+type MongoOrders struct{ Collection *mongo.Collection }
+
+// Insert stores a new order. The driver makes it part of the transaction of ctx.
+func (o MongoOrders) Insert(ctx context.Context, id string, order Placed) error {
+	_, err := o.Collection.InsertOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "cents", Value: order.Cents}})
+	return err
+}
+
+// Both stores fit the service.
+var _, _ Orders = MongoOrders{}, (*outboxtest.Table[string, Placed])(nil)
 
 // Shop is the service under test.
 type Shop struct {

@@ -122,8 +122,8 @@ type LostHistory struct {
 	Repeats int64 // of them, the events that may have been sent before
 }
 
-// WithLostHistoryHook calls hook after the relay has sent the events of lost history. Until an operator acknowledges it, lost
-// history is also a problem of the watcher, which package operate lists.
+// WithLostHistoryHook calls hook after the relay has sent the events of lost history. Lost history is also a problem of the watcher,
+// which package operate lists, for seven days or until an operator acknowledges it.
 func WithLostHistoryHook(hook func(LostHistory)) Option {
 	return optionFunc(func(settings *settings) { settings.onLost = hook })
 }

@@ -77,7 +77,7 @@ func (h *handler[S]) newInstance(rec sagas.Record, found bool, id any) (*Instanc
 	return in, nil
 }
 
-// ID returns the id of the saga.
+// ID returns the id of the saga as text, because it travels in headers and keys. WithIDs selects the type in which it is stored.
 func (in *Instance[S]) ID() string { return sagas.FormatID(in.id) }
 
 // Message returns the message that the step handles. It must not be changed.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -177,6 +178,9 @@ func TestKubernetesDeployment(t *testing.T) {
 		}
 	}
 
+	if port := readListenPort(t); len(c.Ports) != 1 || c.Ports[0].ContainerPort != port {
+		t.Errorf("the container has the ports %+v, want port %d of http.listen", c.Ports, port)
+	}
 	if c.StartupProbe.HTTPGet.Path != "/livez" || len(c.Ports) != 1 || c.Ports[0].Name != "http" || c.Resources.Limits["memory"] == "" || c.Resources.Requests["cpu"] == "" {
 		t.Errorf("startup probe, ports or resources: %+v %+v %+v", c.StartupProbe, c.Ports, c.Resources)
 	}
@@ -202,6 +206,21 @@ func TestKubernetesDeployment(t *testing.T) {
 	if !slices.Equal(c.Args, []string{"run", "--config", "/etc/outrelay/outrelay.yaml"}) {
 		t.Errorf("args %v", c.Args)
 	}
+}
+
+// readListenPort returns the port of http.listen in the configuration of deploy/kubernetes.
+func readListenPort(t *testing.T) int {
+	t.Helper()
+	configuration := decodeManifest[struct{ HTTP struct{ Listen string } }](t, readRepoFile(t, "deploy", "kubernetes", "config", "outrelay.yaml"))
+	_, text, err := net.SplitHostPort(configuration.HTTP.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 func TestKubernetesBesides(t *testing.T) {
@@ -239,12 +258,13 @@ func TestKubernetesBesides(t *testing.T) {
 			Selector map[string]string
 			Ports    []struct {
 				Name       string
+				Port       int
 				TargetPort string `yaml:"targetPort"`
 			}
 		}
 	}
 	s := decodeManifest[service](t, all["Service"])
-	if selects("the service", s.Spec.Selector, pods); len(s.Spec.Ports) != 1 || s.Spec.Ports[0].TargetPort != "http" {
+	if selects("the service", s.Spec.Selector, pods); len(s.Spec.Ports) != 1 || s.Spec.Ports[0].TargetPort != "http" || s.Spec.Ports[0].Port != readListenPort(t) {
 		t.Errorf("ports of the service: %+v", s.Spec.Ports)
 	}
 

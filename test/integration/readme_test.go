@@ -118,7 +118,7 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 			n, err := parcels.CountDocuments(t.Context(), bson.D{})
 			return err == nil && n == orders
 		})
-		pack.Interrupt()
+		pack.Terminate()
 		if code := pack.WaitExit(); code != 0 {
 			t.Errorf("exit code %d of the README's consumer\n%s", code, pack.ReadLog())
 		}

@@ -3,6 +3,8 @@
 // the project.
 package record
 
+import "fmt"
+
 // Ticket numbers an event in the order of the stream, from 0 for each term of ownership. A ticket
 // is resolved when each target of its event is acked by Kafka or stored as waiting or dead. The
 // watermark is the highest ticket below which all are resolved.
@@ -74,4 +76,9 @@ type Acks interface {
 	// Idle reports that no record of ours is in flight to tp, and that its next record will be at
 	// or above offset (N8).
 	Idle(tp TopicPartition, offset int64)
+}
+
+// FormatPlace returns the place of a record: "<topic>/<partition>@<offset>".
+func FormatPlace(topic string, partition int32, offset int64) string {
+	return fmt.Sprintf("%s/%d@%d", topic, partition, offset)
 }

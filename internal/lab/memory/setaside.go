@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
@@ -39,7 +40,7 @@ func DueRetries(ctx context.Context, db *DB) (list []string, err error) {
 	return readSnapshot(ctx, db, func(tx *tx) (list []string) {
 		for _, m := range store.firstMessages(tx, func(*setAsideMessage) bool { return true }) {
 			if !m.due.After(time.Now()) {
-				list = append(list, fmt.Sprintf("a message of handler %s is due: %s/%d@%d", m.Handler, m.Topic, m.Partition, m.Offset))
+				list = append(list, fmt.Sprintf("a message of handler %s is due: %s", m.Handler, record.FormatPlace(m.Topic, m.Partition, m.Offset)))
 			}
 		}
 		return list

@@ -19,13 +19,22 @@ var ErrStandalone = errors.New("transactions need a replica set, and this server
 const illegalOperation = 20
 
 // explainStandalone adds ErrStandalone to err if the server is a standalone. Because the error code is
-// ambiguous, it reads the server's kind with one command of at most 5 s.
+// ambiguous, it reads the server's kind.
 func explainStandalone(ctx context.Context, client *mongo.Client, err error) error {
 	var server mongo.ServerError
 	if !errors.As(err, &server) || !server.HasErrorCode(illegalOperation) {
 		return err
 	}
 
+	if standalone, helloErr := IsStandalone(ctx, client); helloErr != nil || !standalone {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrStandalone, err)
+}
+
+// IsStandalone reports whether the server is a standalone. It sends one command of at most 5 s, outside of the transaction of ctx, also
+// if ctx has ended.
+func IsStandalone(ctx context.Context, client *mongo.Client) (bool, error) {
 	ctx, cancel := context.WithTimeout(Outside(context.WithoutCancel(ctx)), 5*time.Second)
 	defer cancel()
 
@@ -33,12 +42,7 @@ func explainStandalone(ctx context.Context, client *mongo.Client, err error) err
 		SetName string `bson:"setName"`
 		Msg     string `bson:"msg"`
 	}
-
+	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}).Decode(&is)
 	// A member of a replica set has a set name, and a mongos responds with isdbgrid.
-	helloErr := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}).Decode(&is)
-	if helloErr != nil || is.SetName != "" || is.Msg == "isdbgrid" {
-		return err
-	}
-
-	return fmt.Errorf("%w: %w", ErrStandalone, err)
+	return err == nil && is.SetName == "" && is.Msg != "isdbgrid", err
 }

@@ -57,7 +57,7 @@ func (i *Item) Header(names ...string) string {
 
 // FormatPlace returns the place of the message: "<topic>/<partition>@<offset>".
 func (m *Message) FormatPlace() string {
-	return fmt.Sprintf("%s/%d@%d", m.Topic, m.Partition, m.Offset)
+	return record.FormatPlace(m.Topic, m.Partition, m.Offset)
 }
 
 // SplitHandler returns the group and the name of the handler.

@@ -178,6 +178,14 @@ func (e *MissingTopicsError) Error() string {
 	return fmt.Sprintf("topics %q do not exist yet or may not be read: looking for them every %v", e.Topics, e.Every)
 }
 
+// UnusedTopicsError reports retry topics of the group that no handler uses. The member reads them, because messages may wait there.
+type UnusedTopicsError struct{ Topics []string }
+
+func (e *UnusedTopicsError) Error() string {
+	return fmt.Sprintf("retry topics %q are used by no handler any longer, and are read because messages may wait there: "+
+		"delete them once they are empty", e.Topics)
+}
+
 // RangeError reports that a partition does not have the requested offset.
 type RangeError struct {
 	TopicPartition

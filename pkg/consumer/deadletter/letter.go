@@ -33,7 +33,7 @@ func (id ID) String() string {
 }
 
 // Place returns the place of the message's first record: "<topic>/<partition>@<offset>".
-func (id ID) Place() string { return fmt.Sprintf("%s/%d@%d", id.Topic, id.Partition, id.Offset) }
+func (id ID) Place() string { return record.FormatPlace(id.Topic, id.Partition, id.Offset) }
 
 // Letter is a message that was given up, with its whole record.
 type Letter struct {

@@ -242,7 +242,8 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 			crash()
 			// The driver repeats a commit for two minutes, so end the failures first.
 			off()
-			if err := <-done; err == nil {
+			// A commit that the driver has begun can still succeed.
+			if err := <-done; err == nil && command != "commitTransaction" {
 				t.Error("the requeue survived the crash")
 			}
 

@@ -124,8 +124,7 @@ func (c *Client) withOldRetryTopics(ctx context.Context, group string, topics []
 		}
 		// Only an operator can decide that they are empty for good.
 		if len(old) > 0 {
-			session.Fault(fmt.Errorf("retry topics %q are used by no handler any longer, and are read because "+
-				"messages may wait there: delete them once they are empty", old))
+			session.Fault(&transport.UnusedTopicsError{Topics: old})
 		}
 		return slices.Concat(topics, old)
 	}
