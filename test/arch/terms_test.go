@@ -30,20 +30,30 @@ var oneMeaning = []struct {
 	// A lane is one of the 16 parts of a partition in a consumer.
 	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
 	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
-	{`(?i)\blanes?\b`, "loop", []string{"internal/relay/internal/sink/", "internal/relay/internal/pipeline/"}},
+	{`(?i)\blanes?\b`, "loop", []string{"internal/relay/internal/sink/", "internal/relay/internal/pipeline/", "internal/contract/record/"}},
 
 	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
 	{`(?i)watermark`, "position", []string{
 		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
-		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/",
+		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/", "internal/contract/record/",
 	}},
 	{`(?i)\b(the|a|no|of) watermark`, "resolved position", []string{"internal/relay/"}},
 
 	// A dead letter is requeued; a replay sends delivered events again.
 	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/operate/admin/", "internal/relay/stored/letters/", "internal/relay/stored/requeues/", "internal/operate/httpapi/", "internal/operate/opspage/", "docs/"}},
 
-	// To adopt is to continue at the position of another publisher.
+	// After a takeover the stream rereads the events that the previous owner may have sent.
+	{`(Begin|End|Is|Of)Replay|ReplayUntil|replayWindow|replay of a tail`, "reread", nil},
+
+	// To adopt is to continue at the position of another publisher. The sink opens a topic.
 	{`recover --adopt|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},
+	{`"adopting"|(?i)adopt(s|ed|ing)? (the |a )?topics?\b|topic (is|was) (being )?adopted|isAdopted|adopter\b`, "open", []string{"internal/base/", "internal/contract/", "internal/relay/", "docs/metrics.md"}},
+
+	// A topic that was parked is unparked.
+	{`flows_again`, "topic_unparked", nil},
+
+	// A fix is what to do about a problem.
+	{`\bAdvice\b|[a-z]Advice\b|\badvice(For|Of)`, "Fix", []string{"internal/base/", "internal/contract/", "internal/kafkawire/", "internal/mongodb/", "internal/relay/"}},
 
 	// Pending counts what the relay has not read yet. What it could not send waits.
 	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
@@ -137,7 +147,7 @@ func forEachText(t *testing.T, read func(path, text string)) {
 			return err
 		case d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules"):
 			return fs.SkipDir
-		case d.IsDir() || !slices.ContainsFunc([]string{".go", ".md", ".json", ".yaml", ".html"}, func(end string) bool { return strings.HasSuffix(path, end) }):
+		case d.IsDir() || !slices.ContainsFunc([]string{".go", ".md", ".json", ".yaml", ".html", ".js", ".css"}, func(end string) bool { return strings.HasSuffix(path, end) }):
 			return nil
 		}
 

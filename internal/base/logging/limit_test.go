@@ -51,10 +51,10 @@ func TestAProblemIsWrittenOnceAMinute(t *testing.T) {
 		log := slog.New(Limit(slog.NewTextHandler(&out, nil), nil))
 		for i := range 26 {
 			read := fmt.Errorf("read tcp 127.0.0.1:%d->127.0.0.1:9092: connection reset by peer", 40_000+i)
-			log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", read, "wait", time.Duration(i), "records", i)
+			log.With("slot", "0of2").Warn("cannot open topics; retrying", "error", read, "wait", time.Duration(i), "records", i)
 			if i == 13 {
-				log.With("slot", "1of2").Warn("adopting topics failed; retrying", "error", read)
-				log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", errors.New("not a leader"))
+				log.With("slot", "1of2").Warn("cannot open topics; retrying", "error", read)
+				log.With("slot", "0of2").Warn("cannot open topics; retrying", "error", errors.New("not a leader"))
 			}
 			log.Info("took over", "again", true)
 			<-time.After(7 * time.Second)

@@ -38,7 +38,7 @@ func (o obstacle) parksPartition() bool {
 	return false
 }
 
-// parksTopic reports whether an obstacle parks a topic that is not adopted. A topic whose name Kafka
+// parksTopic reports whether an obstacle parks a topic that is not open. A topic whose name Kafka
 // rejects counts as missing.
 func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRejected }
 
@@ -98,7 +98,7 @@ func (pk *parker) parkUnwritable(now time.Time) {
 		if pk.sink.ended != nil {
 			return
 		}
-		if !t.parked && !t.isAdopted() && pk.mustParkTopicLocked(t, now) {
+		if !t.parked && !t.isOpen() && pk.mustParkTopicLocked(t, now) {
 			pk.parkTopicLocked(t)
 		}
 	}
@@ -201,7 +201,7 @@ func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 	return true
 }
 
-// mustParkTopicLocked reports whether a topic must be parked because it cannot be adopted.
+// mustParkTopicLocked reports whether a topic must be parked because it cannot be opened.
 func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
 	return topic.obstacle.parksTopic() &&
 		(now.Sub(topic.unwritableSince) >= pk.parkAfter || reservedBytes(topic.waiting) > pk.maxObstructed)
@@ -315,7 +315,7 @@ func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
 		topic.turnedAway++
 		return
 	}
-	if !topic.isAdopted() {
+	if !topic.isOpen() {
 		return
 	}
 	if partition, rejection := topic.choosePartitionLocked(rec); rejection == nil && partition.parked {
@@ -335,7 +335,7 @@ func (pk *parker) unparkLocked(partition *partition) {
 	pk.holder.Ready(partition.tp.Topic)
 }
 
-// unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
+// unparkTopicLocked lets a topic that was opened take records again, if it is parked.
 func (pk *parker) unparkTopicLocked(topic *topic) {
 	if !topic.parked {
 		return

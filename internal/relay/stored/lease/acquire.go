@@ -101,7 +101,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		}
 		// One line for each outage: the attempts would fill the log.
 		if back.Attempts() == 0 {
-			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "fix", adviceFor(err))
+			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "fix", fixFor(err))
 		}
 		if err := back.Wait(ctx); err != nil {
 			return err
@@ -138,7 +138,7 @@ func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 		// An error at the end of ctx is no problem of the server.
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
-				l.log.Warn("cannot read the lease", "error", err, "fix", adviceFor(err))
+				l.log.Warn("cannot read the lease", "error", err, "fix", fixFor(err))
 			}
 			wait = back.Next()
 		} else {

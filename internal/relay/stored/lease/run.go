@@ -91,7 +91,7 @@ func (h *Held) endError() error {
 // it. n counts the failures of the series.
 func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
-		h.log.Warn("cannot renew the lease", "error", err, "fix", adviceFor(err))
+		h.log.Warn("cannot renew the lease", "error", err, "fix", fixFor(err))
 	}
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
