@@ -89,6 +89,8 @@ var oneMeaning = []struct {
 
 	// Log lines have one key for the cause and one for the fix.
 	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
+	// A line about a failure names the consequence after it.
+	{`\.(Warn|Error)\("(cannot [^";]*"|[^";]* (failed|fails); )`, `"cannot X; consequence"`, []string{"internal/relay/"}},
 	{`\.(Debug|Info|Warn|Error)\(.*"reason", err\b`, `"error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 }
 

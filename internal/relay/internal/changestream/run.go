@@ -147,7 +147,7 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	timestamp, ok := r.position.Time()
 	if why != "" && ok && !r.byTime {
 		r.startAt(timestamp)
-		r.stream.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", timestamp.T)
+		r.stream.cfg.Log.Info("starting by time instead of by token", "error", why, "time", timestamp.T)
 	}
 	return nil
 }

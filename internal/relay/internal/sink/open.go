@@ -49,7 +49,7 @@ func (o *opener) runOpener(ctx context.Context) error {
 		}
 
 		if err := o.openTopics(ctx); err != nil && ctx.Err() == nil {
-			o.sink.log.Warn("cannot open topics; retrying", "error", err)
+			o.sink.log.Warn("cannot open topics; trying again", "error", err)
 			// Each new topic wakes the opener. This pause keeps a series of new topics from becoming a
 			// series of failing requests.
 			_ = retry.Sleep(ctx, openEvery/4)
@@ -226,7 +226,7 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 	if err != nil {
 		o.noteObstacle(names, err)
 		if ctx.Err() == nil {
-			o.sink.log.Warn("creating topics failed; retrying", "topics", len(names), "error", err)
+			o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
 		}
 		return
 	}

@@ -91,12 +91,12 @@ func (h *Held) endError() error {
 // it. n counts the failures of the series.
 func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
-		h.log.Warn("cannot renew the lease", "error", err, "fix", fixFor(err))
+		h.log.Warn("cannot renew the lease; work stops if it expires", "error", err, "fix", fixFor(err))
 	}
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(1)
-		h.log.Info("lease not renewed in time; work is suspended until it is")
+		h.log.Info("the lease was not renewed in time; work is suspended until it is renewed")
 	}
 }
 
