@@ -102,7 +102,7 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 	if err := f.checkIDTime(ctx); err != nil {
 		return err
 	}
-	f.recordDelivery(item)
+	f.requestRecording(item)
 	item.Follow = f.follow(f.readAt, &f.view, item.Records, f.ev.DB, f.ev.Coll, item.CommitMS)
 	return f.Dispatcher.Deliver(ctx, item)
 }
@@ -176,9 +176,9 @@ func (f *feed) isInTopic(record record.Record) bool {
 	return ok
 }
 
-// recordDelivery requests that the delivery of item is recorded on its envelope, if the configuration
+// requestRecording requests that the delivery of item is recorded on its envelope, if the configuration
 // requires it.
-func (f *feed) recordDelivery(item *Item) {
+func (f *feed) requestRecording(item *Item) {
 	if !f.RecordDeliveries {
 		return
 	}

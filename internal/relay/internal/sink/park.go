@@ -92,9 +92,9 @@ func (pk *parker) runParker(ctx context.Context) error {
 func (pk *parker) parkUnwritable(now time.Time) {
 	pk.sink.mu.Lock()
 	defer pk.sink.mu.Unlock()
-	full := pk.stallsOthersLocked(now)
+	memory := memory(pk.stallsOthersLocked(now))
 	for _, t := range pk.sink.topics {
-		pk.parkPartitionsLocked(t, now, full)
+		pk.parkPartitionsLocked(t, now, memory)
 		if pk.sink.ended != nil {
 			return
 		}
@@ -104,8 +104,8 @@ func (pk *parker) parkUnwritable(now time.Time) {
 	}
 }
 
-// parkPartitionsLocked parks the partitions of topic that must be parked now. full is as in mustParkLocked.
-func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, full bool) {
+// parkPartitionsLocked parks the partitions of topic that must be parked now.
+func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memory) {
 	var parked []int32
 	records, cause := 0, ""
 	for _, p := range topic.partitions {
@@ -114,7 +114,7 @@ func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, full bool) {
 		}
 		// The head of a busy partition belongs to its loop. The loop wakes the parker when it has
 		// settled the request.
-		if !p.busy && pk.mustParkLocked(p, now, full) {
+		if !p.busy && pk.mustParkLocked(p, now, memory) {
 			if !p.parked {
 				parked, cause = append(parked, p.tp.Partition), p.obstacle.text
 			}
@@ -157,17 +157,24 @@ func (pk *parker) isDeferredLocked(partition *partition, now time.Time) bool {
 	return partition.obstacle.kind == kindRejected && now.Sub(partition.since) >= pk.parkAfter && len(partition.queue) > 0
 }
 
+// memory is the state of the memory for records.
+type memory bool
+
+const (
+	hasRoom memory = false
+	isFull  memory = true // deferred records would stop all others
+)
+
 // mustParkLocked reports whether the queued records of partition must be given back. Records that brokers
-// only defer wait, unless the topic takes more than its share of the memory. full means that they
-// would stop all others, so they are given back.
-func (pk *parker) mustParkLocked(partition *partition, now time.Time, full bool) bool {
+// only defer wait, unless the topic takes more than its share of the memory, or the memory is full.
+func (pk *parker) mustParkLocked(partition *partition, now time.Time, memory memory) bool {
 	if partition.parked {
 		return pk.probeFailedLocked(partition, now)
 	}
 	if partition.obstacle.parksPartition() {
 		return now.Sub(partition.unwritableSince) >= pk.parkAfter || partition.topic.obstructedBytes() > pk.maxObstructed
 	}
-	return pk.isDeferredLocked(partition, now) && (full || partition.topic.obstructedBytes() > pk.maxObstructed)
+	return pk.isDeferredLocked(partition, now) && (memory == isFull || partition.topic.obstructedBytes() > pk.maxObstructed)
 }
 
 // probeFailedLocked reports whether records that were let through to a parked partition must be

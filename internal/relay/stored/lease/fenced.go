@@ -135,7 +135,7 @@ func (h *Held) runTransaction(ctx context.Context, also bson.D, fn func(ctx cont
 		// lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
-		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
+		if _, err := h.confirmWrite(call, h.seq, renewing); err != nil {
 			return err
 		}
 		return errOutcomeUnknown

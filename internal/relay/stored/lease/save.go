@@ -166,8 +166,8 @@ func (h *Held) releaseOnce(ctx context.Context, source Source) error {
 	}
 	defer h.releaseTurn()
 
-	set, moved := h.changedFields(source.current())
-	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
+	set, moved := h.mergeCheckpoint(source.current())
+	if _, err := h.writeOwnerFields(ctx, set, releasing); err != nil {
 		return err
 	}
 	if moved {
