@@ -11,7 +11,7 @@ import (
 
 // oneTerm maps other spellings of a term to the term that code, metrics, commands and documentation
 // use.
-var oneTerm = map[string]string{"take" + "-over": "takeover", "time" + "-out": "timeout"}
+var oneTerm = map[string]string{"take" + "-over": "takeover", "take" + "_over": "takeover", "time" + "-out": "timeout"}
 
 // oneMeaning lists the words that had several meanings, or were one of several words for one thing. Each row says what to
 // write instead, and the beginnings of the paths that it applies to; none means all files of the module.

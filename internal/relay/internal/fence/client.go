@@ -160,7 +160,7 @@ const (
 	// Hung: the first step of a takeover hung. Partitions that cannot be fenced wait.
 	Hung EventKind = "transactional_id_hung"
 	// Waiting: a step has been retried for seconds.
-	Waiting EventKind = "take_over_waiting"
+	Waiting EventKind = "takeover_waiting"
 )
 
 func formatPartition(tp record.TopicPartition) string {
