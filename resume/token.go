@@ -58,7 +58,7 @@ func (t Token) Data() string {
 const versionEnd = 18 + 4
 
 // compareData orders two positions of one deployment by the data of their tokens, as strings.Compare. MongoDB 7.0 writes another version
-// of tokens than 6.0. Tokens of two versions are equal if their operations are: behind the operation they describe it in different ways.
+// of tokens than 6.0. Tokens of two versions are equal if their operations are: after the operation they describe it in different ways.
 func compareData(a, b string) int {
 	if len(a) < versionEnd || len(b) < versionEnd || a[18:versionEnd] == b[18:versionEnd] {
 		return strings.Compare(a, b)

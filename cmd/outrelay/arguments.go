@@ -70,7 +70,9 @@ func unknownCommandError(cmd *cobra.Command, name string) error {
 	}
 
 	next := fmt.Sprintf("run `%s --help` for the list", cmd.CommandPath())
-	if near := config.NearestName(name, names); near != "" {
+	if successor := formerCommands[cmd.CommandPath()+" "+name]; successor != "" {
+		next = fmt.Sprintf("`%s` replaces it", successor)
+	} else if near := config.NearestName(name, names); near != "" {
 		next = fmt.Sprintf("did you mean `%s %s`?", cmd.CommandPath(), near)
 	}
 	return fmt.Errorf("unknown command %q of %s; %s", name, cmd.CommandPath(), next)
@@ -117,7 +119,9 @@ func unknownFlagError(cmd *cobra.Command, unknown *pflag.NotExistError) error {
 		}
 	})
 	next := fmt.Sprintf("run `%s --help` for the flags", cmd.CommandPath())
-	if near := config.NearestName(unknown.GetSpecifiedName(), names); near != "" {
+	if successor := findSuccessorOfFlag(cmd, unknown.GetSpecifiedName()); successor != "" {
+		next = successor + " replaces it"
+	} else if near := config.NearestName(unknown.GetSpecifiedName(), names); near != "" {
 		next = "did you mean --" + near + "?"
 	}
 	return fmt.Errorf("unknown flag --%s; %s", unknown.GetSpecifiedName(), next)

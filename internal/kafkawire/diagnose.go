@@ -200,10 +200,10 @@ func (c *Client) explainSASL(err error) (text, fix string) {
 
 	if tokenError, ok := errors.AsType[*sasl.TokenError](err); ok {
 		return "there is no token to log in with: " + tokenError.Err.Error(),
-			c.cfg.SASL.Advice().Missing
+			c.cfg.SASL.Fixes().Missing
 	}
 	if rejectedTokenError, ok := errors.AsType[*sasl.RejectedTokenError](err); ok {
-		return rejectedTokenError.Error(), c.cfg.SASL.Advice().Rejected
+		return rejectedTokenError.Error(), c.cfg.SASL.Fixes().Rejected
 	}
 
 	switch {

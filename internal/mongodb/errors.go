@@ -58,14 +58,14 @@ func IsRejection(err error) bool {
 type PrivilegeError struct {
 	Action string // as roles name it, such as createIndex
 	On     string // the namespace, or "cluster"
-	Advice string // an alternative to granting the action; "" if there is none
+	Fix    string // an alternative to granting the action; "" if there is none
 	Err    error
 }
 
 func (e *PrivilegeError) Error() string {
 	text := fmt.Sprintf("not allowed: grant the action %s on %s to the relay's user", e.Action, e.On)
-	if e.Advice != "" {
-		text += ", or " + e.Advice
+	if e.Fix != "" {
+		text += ", or " + e.Fix
 	}
 	return text
 }
@@ -100,21 +100,21 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeErrorWithAdvice wraps err, or returns nil if err is nil. If the server rejected the command because the action
+// DescribeErrorWithFix wraps err, or returns nil if err is nil. If the server rejected the command because the action
 // is not granted, the error is a [*PrivilegeError] with that action.
-func DescribeErrorWithAdvice(err error, doing, action, resource, advice string) error {
+func DescribeErrorWithFix(err error, doing, action, resource, fix string) error {
 	if err == nil {
 		return nil
 	}
 	if HasCode(err, CodeUnauthorized) {
-		err = &PrivilegeError{Action: action, On: resource, Advice: advice, Err: err}
+		err = &PrivilegeError{Action: action, On: resource, Fix: fix, Err: err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// DescribeError is DescribeErrorWithAdvice without advice.
+// DescribeError is DescribeErrorWithFix without a fix.
 func DescribeError(err error, doing, action, resource string) error {
-	return DescribeErrorWithAdvice(err, doing, action, resource, "")
+	return DescribeErrorWithFix(err, doing, action, resource, "")
 }
 
 // Majority returns coll with majority concerns on the primary (N21).

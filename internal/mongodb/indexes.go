@@ -136,7 +136,7 @@ func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index, gu
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
 	}
 
-	return DescribeErrorWithAdvice(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
+	return DescribeErrorWithFix(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
 		"have somebody else run: "+strings.Join(statements, "; "))
 }
 
@@ -153,7 +153,7 @@ func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	}
 
 	if err != nil {
-		return false, DescribeErrorWithAdvice(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
+		return false, DescribeErrorWithFix(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
 			"have somebody else run: "+Index{Name: name}.DropStatement(coll.Database().Name(), coll.Name()))
 	}
 	return true, nil

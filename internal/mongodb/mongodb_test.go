@@ -20,7 +20,7 @@ func database(t *testing.T) *mongo.Database {
 
 func TestAMissingPrivilegeNamesTheGrant(t *testing.T) {
 	t.Parallel()
-	err := mongodb.DescribeErrorWithAdvice(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
+	err := mongodb.DescribeErrorWithFix(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
 	var pe *mongodb.PrivilegeError
 	if !errors.As(err, &pe) || pe.Action != "listIndexes" {
 		t.Fatal(err)

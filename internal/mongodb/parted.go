@@ -67,7 +67,7 @@ const (
 type Parts[T any] struct {
 	// Doing names the purpose in errors.
 	Doing string
-	// PartSize is the size of the transactions, which earlier lists have shared. If it is nil, they begin large.
+	// PartSize is the size of the transactions, which all lists that share it adapt. If it is nil, the list has a size of its own.
 	PartSize *PartSize
 	// Size returns the bytes of a document. If it is nil, the documents are small.
 	Size func(doc *T) int

@@ -11,7 +11,7 @@ import (
 
 // oneTerm maps other spellings of a term to the term that code, metrics, commands and documentation
 // use.
-var oneTerm = map[string]string{"take" + "-over": "takeover", "time" + "-out": "timeout"}
+var oneTerm = map[string]string{"take" + "-over": "takeover", "take" + "_over": "takeover", "time" + "-out": "timeout"}
 
 // oneMeaning lists the words that had several meanings, or were one of several words for one thing. Each row says what to
 // write instead, and the beginnings of the paths that it applies to; none means all files of the module.
@@ -30,20 +30,30 @@ var oneMeaning = []struct {
 	// A lane is one of the 16 parts of a partition in a consumer.
 	{`kafka\.lanes|"lanes"`, "kafka.requests_per_broker", nil},
 	{`\b[Ll]anes\b`, "requests_per_broker", []string{"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/helm/outrelay/values.yaml"}},
-	{`(?i)\blanes?\b`, "loop", []string{"internal/relay/internal/sink/", "internal/relay/internal/pipeline/"}},
+	{`(?i)\blanes?\b`, "loop", []string{"internal/relay/internal/sink/", "internal/relay/internal/pipeline/", "internal/contract/record/"}},
 
 	// A watermark is the first offset of a lane that a consumer has not handled. The relay has a position.
 	{`(?i)watermark`, "position", []string{
 		"internal/contract/config/", "pkg/relay/", "outrelay.example.yaml", "outrelay.schema.json", "docs/configuration.md", "deploy/", "internal/relay/internal/term/",
-		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/",
+		"internal/base/metrics/metrics.go", "docs/operations.md", "docs/operate/", "internal/contract/record/",
 	}},
 	{`(?i)\b(the|a|no|of) watermark`, "resolved position", []string{"internal/relay/"}},
 
 	// A dead letter is requeued; a replay sends delivered events again.
 	{`"stand"|[Rr]eplayable\b|\.Replayed\b|"replayed"`, "requeued", []string{"cmd/", "internal/operate/admin/", "internal/relay/stored/letters/", "internal/relay/stored/requeues/", "internal/operate/httpapi/", "internal/operate/opspage/", "docs/"}},
 
-	// To adopt is to continue at the position of another publisher.
+	// After a takeover the stream rereads the events that the previous owner may have sent.
+	{`(Begin|End|Is|Of)Replay|ReplayUntil|replayWindow|replay of a tail`, "reread", nil},
+
+	// To adopt is to continue at the position of another publisher. The sink opens a topic.
 	{`recover --adopt|recover/adopt|adopts? (the )?copied state|state is adopted`, "accept-copy", nil},
+	{`"adopting"|(?i)adopt(s|ed|ing)? (the |a )?topics?\b|topic (is|was) (being )?adopted|isAdopted|adopter\b`, "open", []string{"internal/base/", "internal/contract/", "internal/relay/", "docs/metrics.md"}},
+
+	// A topic that was parked is unparked.
+	{`flows_again`, "topic_unparked", nil},
+
+	// A fix is what to do about a problem.
+	{`\bAdvice\b|[a-z]Advice\b|\badvice(For|Of)`, "Fix", []string{"internal/base/", "internal/contract/", "internal/kafkawire/", "internal/mongodb/", "internal/relay/"}},
 
 	// Pending counts what the relay has not read yet. What it could not send waits.
 	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
@@ -79,14 +89,16 @@ var oneMeaning = []struct {
 
 	// Log lines have one key for the cause and one for the fix.
 	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
+	// A line about a failure names the consequence after it.
+	{`\.(Warn|Error)\("(cannot [^";]*"|[^";]* (failed|fails); )`, `"cannot X; consequence"`, []string{"internal/relay/"}},
 	{`\.(Debug|Info|Warn|Error)\(.*"reason", err\b`, `"error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 }
 
 // refusedConnections are the words of systems and networks about a connection.
 var refusedConnections = regexp.MustCompile(`(?i)connection( to \S+)?( is)? refused|ECONNREFUSED|refuse[sd]?\W{1,6}(its |the )?(\w+ )?connection|\+uri\+" refused`)
 
-// oldTexts are texts that name what something was called before, or hold the words of this test.
-var oldTexts = []string{"CHANGELOG.md", "test/arch/terms_test.go"}
+// oldTexts are the ends of the paths of texts that name what something was called before, or hold the words of this test.
+var oldTexts = []string{"CHANGELOG.md", "test/arch/terms_test.go", "/former.go", "/former_test.go"}
 
 func TestATermHasOneSpelling(t *testing.T) {
 	t.Parallel()
@@ -107,7 +119,7 @@ func TestAWordHasOneMeaning(t *testing.T) {
 	}
 
 	forEachText(t, func(path, text string) {
-		if slices.Contains(oldTexts, path) {
+		if slices.ContainsFunc(oldTexts, func(end string) bool { return strings.HasSuffix(path, end) }) {
 			return
 		}
 		text = refusedConnections.ReplaceAllString(text, "")
@@ -137,7 +149,7 @@ func forEachText(t *testing.T, read func(path, text string)) {
 			return err
 		case d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules"):
 			return fs.SkipDir
-		case d.IsDir() || !slices.ContainsFunc([]string{".go", ".md", ".json", ".yaml", ".html"}, func(end string) bool { return strings.HasSuffix(path, end) }):
+		case d.IsDir() || !slices.ContainsFunc([]string{".go", ".md", ".json", ".yaml", ".html", ".js", ".css"}, func(end string) bool { return strings.HasSuffix(path, end) }):
 			return nil
 		}
 

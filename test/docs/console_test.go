@@ -156,7 +156,7 @@ func newDesk(t *testing.T, page string) *desk {
 	_, address, _ := strings.Cut(relay.WaitForLog("operator's page and API are served"), "address=")
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "customer-17", 0, 30), kit.NewEvent("order", "customer-17", 1, 30))
 	// Most commands reject to work before the first outbox exists.
-	relay.WaitForLog("topic is adopted")
+	relay.WaitForLog("topic is open")
 	if page == "waiting.md" {
 		appendWaiting(t, s)
 		giveUpMessages(t, s)

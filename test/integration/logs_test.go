@@ -51,7 +51,7 @@ func problemsIn(lines []loggedLine) []loggedLine {
 // renewal of the lease or a request to Kafka fails. That is no problem of the start.
 func problemsAtStart(lines []loggedLine) []loggedLine {
 	return slices.DeleteFunc(problemsIn(lines), func(l loggedLine) bool {
-		return l.message == "cannot renew the lease" || l.message == kafkaIsAway
+		return l.message == "cannot renew the lease; work stops if it expires" || l.message == kafkaIsAway
 	})
 }
 

@@ -51,10 +51,10 @@ func TestAProblemIsWrittenOnceAMinute(t *testing.T) {
 		log := slog.New(Limit(slog.NewTextHandler(&out, nil), nil))
 		for i := range 26 {
 			read := fmt.Errorf("read tcp 127.0.0.1:%d->127.0.0.1:9092: connection reset by peer", 40_000+i)
-			log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", read, "wait", time.Duration(i), "records", i)
+			log.With("slot", "0of2").Warn("cannot open topics; trying again", "error", read, "wait", time.Duration(i), "records", i)
 			if i == 13 {
-				log.With("slot", "1of2").Warn("adopting topics failed; retrying", "error", read)
-				log.With("slot", "0of2").Warn("adopting topics failed; retrying", "error", errors.New("not a leader"))
+				log.With("slot", "1of2").Warn("cannot open topics; trying again", "error", read)
+				log.With("slot", "0of2").Warn("cannot open topics; trying again", "error", errors.New("not a leader"))
 			}
 			log.Info("took over", "again", true)
 			<-time.After(7 * time.Second)
@@ -105,7 +105,7 @@ func TestAnOutageIsOneProblem(t *testing.T) {
 		}))
 
 		for range 3 {
-			log.With("slot", "0of1").Warn("cannot renew the lease", "error", fmt.Errorf("writing: %w", away))
+			log.With("slot", "0of1").Warn("cannot renew the lease; work stops if it expires", "error", fmt.Errorf("writing: %w", away))
 			log.Error("cannot read the stream", "reason", away)
 			log.Warn("cannot write an entry", "error", errors.New("not allowed"))
 		}

@@ -87,7 +87,7 @@ type Ownership struct {
 
 // Outcomes has the metrics of envelopes that are not simply delivered: waiting, dead, scheduled and purged envelopes.
 type Outcomes struct {
-	UnwritableRecords *prometheus.GaugeVec   // {topic, reason}: records that the sink holds
+	UnwritableRecords *prometheus.GaugeVec   // {topic, reason}: records held, given back or not taken
 	Reconciled        *prometheus.CounterVec // {class}
 	DeadLetters       *prometheus.CounterVec // {class}
 	Dropped           *prometheus.CounterVec // {class}: expired, or dropped by a rule

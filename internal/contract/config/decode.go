@@ -54,12 +54,6 @@ func (d *decoder) decodeStruct(given map[string]any, section reflect.Value, pref
 	}
 }
 
-// movedKeys are former keys with their successors.
-var movedKeys = map[string]string{"mongodb.state": "state.database", "roles": "tasks"}
-
-// removedKeys are former keys without a successor, with what takes their place.
-var removedKeys = map[string]string{"kafka.delivery": "delete it: every record is sent by an idempotent, fenced producer"}
-
 // suggestKey returns a hint for an unknown key: its successor, a similar key of the section, the same name in
 // another section, or the known keys of the section.
 func suggestKey(path string) string {

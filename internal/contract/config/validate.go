@@ -117,7 +117,9 @@ func (v validator) checkWords(section reflect.Value, prefix string) {
 		}
 
 		hint := "expected one of " + strings.Join(f.enum, ", ")
-		if near := NearestName(value.String(), f.enum); near != "" {
+		if successor, moved := movedWords[prefix+f.name+"="+value.String()]; moved {
+			hint = successor + " replaces it"
+		} else if near := NearestName(value.String(), f.enum); near != "" {
 			hint += " (did you mean " + near + "?)"
 		}
 		v.require(prefix+f.name, value.String() == "", hint)

@@ -219,7 +219,7 @@ func (v *View) setRelayField(set fieldSet, cursor *cursor) {
 // times, and must not exceed the limit of the server.
 const MaxIDBytes = 1024
 
-// standardUUIDs is the advice for UUIDs that every reader understands.
+// standardUUIDs is the fix for UUIDs that every reader understands.
 const standardUUIDs = "let the writer store UUIDs with uuidRepresentation=standard"
 
 // ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a

@@ -6,7 +6,7 @@ import (
 )
 
 // Side marks the tickets of deliveries outside of the stream's order: retried, parked, scheduled
-// and replayed envelopes. They hold stored offsets like other tickets, but never the watermark
+// and replayed envelopes. They hold stored offsets like other tickets, but never the resolved position
 // (N8).
 const Side Ticket = 1 << 63
 

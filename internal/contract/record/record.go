@@ -7,7 +7,7 @@ import "fmt"
 
 // Ticket numbers an event in the order of the stream, from 0 for each term of ownership. A ticket
 // is resolved when each target of its event is acked by Kafka or stored as waiting or dead. The
-// watermark is the highest ticket below which all are resolved.
+// resolved position is below the first ticket that is not.
 type Ticket uint64
 
 // AnyPartition lets the sink choose the partition by murmur2 of the key, as Kafka's Java client does.
@@ -63,14 +63,14 @@ type Sender struct {
 	EndOffsets map[string][]int64 `bson:"-"`
 }
 
-// Acks receives the results of the sink. The sink's lanes call its methods, or Send itself does.
+// Acks receives the results of the sink. The loops of the sink call its methods, or Send itself does.
 // They must not block. Tickets belong to the receiver after the call.
 type Acks interface {
 	// Acked reports that the records of tickets are in tp, tickets[i] at offset base+i. They had
 	// reserved bytes.
 	Acked(tp TopicPartition, base int64, tickets []Ticket, bytes int)
 
-	// Restore sets the stored offset of tp at a takeover or when the partition is adopted (N8, N9).
+	// Restore sets the stored offset of tp at a takeover or when the partition is opened (N8, N9).
 	Restore(tp TopicPartition, offset int64)
 
 	// Idle reports that no record of ours is in flight to tp, and that its next record will be at

@@ -53,10 +53,10 @@ func (l *Login) Name() string {
 	return cmp.Or(mechanism.wire, mechanism.Listener)
 }
 
-// Advice returns the fixes of the mechanism.
-func (l *Login) Advice() Advice {
+// Fixes returns the fixes of the mechanism.
+func (l *Login) Fixes() Fixes {
 	mechanism, _ := Find(l.Mechanism)
-	return mechanism.Advice
+	return mechanism.Fixes
 }
 
 // Start implements sasl.Mechanism.

@@ -37,14 +37,14 @@ type Mechanism struct {
 	Credential Credential
 	Clear      bool   // the credential is sent as it is, so a connection without TLS shows it
 	JavaModule string // the class of Kafka's own clients and brokers, below org.apache.kafka.common.security; empty: none
-	Advice     Advice
+	Fixes      Fixes
 
 	wire  string // the name that the client requests; empty: Listener
 	start func(ctx context.Context, l *Login) (Session, []byte, error)
 }
 
-// Advice has the fixes for a token that is missing, and for one that the broker rejects.
-type Advice struct{ Missing, Rejected string }
+// Fixes has the fixes for a token that is missing, and for one that the broker rejects.
+type Fixes struct{ Missing, Rejected string }
 
 // mechanisms is the table, in the order in which users read the names.
 var mechanisms = []Mechanism{
@@ -53,7 +53,7 @@ var mechanisms = []Mechanism{
 	{Name: "scram-sha-512", Listener: "SCRAM-SHA-512", Credential: Password, JavaModule: "scram.ScramLoginModule", start: startScram(scram.SHA512)},
 	{
 		Name: OAuth, Listener: wireOAuth, Credential: Token, Clear: true, JavaModule: "oauthbearer.OAuthBearerLoginModule", start: startToken,
-		Advice: Advice{
+		Fixes: Fixes{
 			Missing:  "correct kafka.sasl.token, or the file, program or server that supplies the token",
 			Rejected: "check that the token is for this cluster and has not expired (issuer, audience and scope), and this machine's clock",
 		},
@@ -61,7 +61,7 @@ var mechanisms = []Mechanism{
 	// Brokers of MSK accept the signed request as a bearer token.
 	{
 		Name: MSK, Listener: "AWS_MSK_IAM", Credential: AWS, Clear: true, wire: wireOAuth, start: startToken,
-		Advice: Advice{
+		Fixes: Fixes{
 			Missing: "supply credentials of AWS: environment, profile, or the role of the pod or machine",
 			Rejected: "use the port of the brokers for IAM (9098), set kafka.sasl.region to their region, and give the role the policy " +
 				"that `outrelay roles --only msk` prints; check this machine's clock as well",

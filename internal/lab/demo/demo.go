@@ -276,7 +276,7 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 	d.broken = res.Err() != nil
 	d.view.printLine(" %s", res.formatSummary())
 
-	// The result is complete before the servers stay up.
+	// Report the result now: with Keep, the servers stay up until the user ends them.
 	if d.options.Result != nil && err == nil {
 		d.options.Result(res)
 	}

@@ -68,7 +68,7 @@ type DeadLetter struct {
 func NewRelay(box *outbox.Box, broker *Broker, routes routing.Config, preset string) (*Relay, error) {
 	store := storeOf(box)
 	if store == nil || broker == nil {
-		return nil, errors.New("relay: the broker is nil, or the outbox is not in memory")
+		return nil, errors.New("relay: pass a broker of NewBroker and an outbox of NewOutbox")
 	}
 
 	// NewMapping cannot fail: the names of a preset are valid.

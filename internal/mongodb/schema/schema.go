@@ -32,7 +32,7 @@ var attemptBackoff = retry.Policy{Base: 500 * time.Millisecond, Cap: 5 * time.Se
 
 // ErrBusy is the error when open transactions had written to the collection in each attempt.
 var ErrBusy = errors.New("open transactions keep the collection busy; " +
-	"the change is retried later, or can be made while there are no long transactions")
+	"try again while no long transaction is open")
 
 // Change runs change, one command that changes coll, and blocks writers for at most about 350 ms at a time.
 // If an attempt waits for open transactions, Change ends it and repeats it later, for up to a minute. Then

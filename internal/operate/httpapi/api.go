@@ -8,6 +8,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -307,7 +308,8 @@ func serveNotFound(response http.ResponseWriter, request *http.Request, mux *htt
 			"use a method that Allow lists")
 		return
 	}
-	writeProblem(response, request, http.StatusNotFound, "nothing is served here", "/api/openapi.json lists the paths")
+	writeProblem(response, request, http.StatusNotFound, "nothing is served here",
+		cmp.Or(formerPaths[request.URL.Path], "/api/openapi.json lists the paths"))
 }
 
 // Paging is part of each request for a list.

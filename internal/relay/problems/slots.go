@@ -55,7 +55,7 @@ type SlotStatus struct {
 // UnwritableTopic is a topic that cannot be written.
 type UnwritableTopic struct {
 	Topic  string    `bson:"topic" json:"topic"`
-	Kind   string    `bson:"kind" json:"kind"` // missing, forbidden, no_leader, rejected, unreachable, quarantined, adopting or throttled
+	Kind   string    `bson:"kind" json:"kind"` // missing, forbidden, no_leader, rejected, unreachable, quarantined, opening or throttled
 	Reason string    `bson:"reason" json:"reason"`
 	Since  time.Time `bson:"since" json:"since"`
 	Count  int       `bson:"count" json:"count"`

@@ -72,7 +72,7 @@ func (r *Relay) saveActivity(ctx context.Context, history *nodes.History, slot s
 		err = history.SaveActivity(ctx, slot, report)
 	}
 	if err != nil {
-		r.log.Debug("the activity of a slot is not written", "slot", slot, "error", err)
+		r.log.Debug("cannot write the activity of a slot; its report stays old", "slot", slot, "error", err)
 	}
 }
 

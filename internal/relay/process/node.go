@@ -300,7 +300,7 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	case len(waiting) > 0:
 		r.log.Warn("the configuration was read again; some changes apply only after the next start",
 			"applied", applied, "waiting", waiting,
-			"fix", adviseRestart(waiting))
+			"fix", fixByRestart(waiting))
 
 	default:
 		r.log.Info("the configuration was read again", "applied", applied)
@@ -309,11 +309,11 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	r.member.LogEvent(context.Background(), kind, fields)
 }
 
-// adviseRestart returns the advice about keys that apply at the next start.
-func adviseRestart(keys []string) string {
-	advice := "restart this node: a standby takes over"
+// fixByRestart returns the fix for keys that apply at the next start.
+func fixByRestart(keys []string) string {
+	fix := "restart this node: a standby takes over"
 	if slices.Contains(keys, "mongodb.uri") {
-		advice += "; until then, a changed login to MongoDB fails for each new connection"
+		fix += "; until then, a changed login to MongoDB fails for each new connection"
 	}
-	return advice
+	return fix
 }

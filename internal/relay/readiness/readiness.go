@@ -120,10 +120,10 @@ func (s *State) ReportProblem(part string, err error, fatal bool) {
 
 	// The error itself is an attribute, so that the log can recognize the outage that it belongs to.
 	if fatal {
-		s.log.Error("cannot deliver events", "part", part, "error", err)
+		s.log.Error("cannot deliver events; they wait in MongoDB", "part", part, "error", err)
 		return
 	}
-	s.log.Warn("a step failed; trying again", "part", part, "error", err)
+	s.log.Warn("cannot complete a step; trying again", "part", part, "error", err)
 }
 
 // ClearProblems removes the problems of parts.

@@ -30,7 +30,7 @@ func (e *Exporter) newExportReporter(signal string) func(error) {
 		defer mu.Unlock()
 		switch {
 		case err != nil && !failing:
-			e.cfg.Log.Warn("export to the collector fails; data is dropped until it succeeds", "signal", signal,
+			e.cfg.Log.Warn("cannot export to the collector; data is dropped until it succeeds", "signal", signal,
 				"collector", e.base.Host, "error", err)
 		case err == nil && failing:
 			e.cfg.Log.Info("export to the collector succeeds again", "signal", signal, "collector", e.base.Host)

@@ -438,7 +438,7 @@ func TestACollectorThatFails(t *testing.T) {
 	}
 
 	text := log.String()
-	if strings.Count(text, "export to the collector fails") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
+	if strings.Count(text, "cannot export to the collector") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
 		t.Errorf("log:\n%s", text)
 	}
 }

@@ -1,4 +1,4 @@
-// Package catalog has the texts of every metric: its labels, its unit, its meaning and the advice. The metrics of the relay
+// Package catalog has the texts of every metric: its labels, its unit, its meaning and the fix. The metrics of the relay
 // and of services take their help from it, and the tables of docs/metrics.md are generated from it.
 package catalog
 
@@ -22,7 +22,7 @@ type Metric struct {
 	Unit   string
 	Help   string // one sentence, which /metrics serves too
 	Detail string // further sentences and the values of labels; empty: none
-	Advice string // what to do; empty: nothing
+	Fix    string // what to do; empty: nothing
 }
 
 // Find returns the metric with a name. It panics if there is none: a metric without texts is a mistake of the program.
@@ -56,7 +56,7 @@ func Table(title string) string {
 		if len(m.Labels) > 0 {
 			labels = "{" + strings.Join(m.Labels, ",") + "}"
 		}
-		fmt.Fprintf(&builder, "| `%s%s` | %s | %s | %s |\n", m.Name, labels, m.Unit, strings.TrimSpace(m.Help+" "+m.Detail), cmp.Or(m.Advice, "–"))
+		fmt.Fprintf(&builder, "| `%s%s` | %s | %s | %s |\n", m.Name, labels, m.Unit, strings.TrimSpace(m.Help+" "+m.Detail), cmp.Or(m.Fix, "–"))
 	}
 	return builder.String()
 }
@@ -66,47 +66,47 @@ var sections = []section{
 	{title: "Health overview", metrics: []Metric{
 		{
 			Name: "outrelay_ready", Unit: "0, 1",
-			Help:   "1 while `/readyz` reports that the process works, as owner or as standby.",
-			Advice: "0 for long: `GET /readyz` returns the reasons",
+			Help: "1 while `/readyz` reports that the process works, as owner or as standby.",
+			Fix:  "0 for long: `GET /readyz` returns the reasons",
 		},
 		{
 			Name: "outrelay_problem_seconds", Labels: []string{"kind", "object", "severity"}, Unit: "s",
 			Help: "Age of each problem of the list that `outrelay status` shows; 0 if its begin is unknown, and no series without a problem.",
 			Detail: "[troubleshooting.md](troubleshooting.md) lists the kinds, `object` is the topic, slot, node, outbox or watcher, and `severity` is `warn` or `fail`. " +
 				"Every process reports the problems that it finds, so use `max by (kind, object)`.",
-			Advice: "`outrelay status` and `/readyz` show cause, consequence and fix",
+			Fix: "`outrelay status` and `/readyz` show cause, consequence and fix",
 		},
 		{
 			Name: "outrelay_lag_seconds", Unit: "s",
 			Help:   "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead; 0 if there is none.",
 			Detail: "While the change stream stands, at least the time since then. The [lag](concepts.md#progress), the same number as `LAG` in `outrelay status` and \"lag\" on the page. The most important figure for alerts.",
-			Advice: "`outrelay status`: a topic that cannot be written, a full budget, or Kafka unreachable",
+			Fix:    "`outrelay status`: a topic that cannot be written, a full budget, or Kafka unreachable",
 		},
 		{
 			Name: "outrelay_token_age_seconds", Unit: "s",
-			Help:   "Server time minus the time of the position.",
-			Advice: "Compare it with the oplog window: beyond the window, history is lost",
+			Help: "Server time minus the time of the position.",
+			Fix:  "Compare it with the oplog window: beyond the window, history is lost",
 		},
 		{
 			Name: "outrelay_oplog_window_seconds", Unit: "s",
-			Help:   "Time from the first to the last entry of the oplog; 0 if the user may not read it.",
-			Advice: "Enlarge the oplog if the token age reaches half of it",
+			Help: "Time from the first to the last entry of the oplog; 0 if the user may not read it.",
+			Fix:  "Enlarge the oplog if the token age reaches half of it",
 		},
 		{
 			Name: "outrelay_kafka_reachable", Unit: "0, 1",
-			Help:   "1 while the Kafka cluster responds to the heartbeat of this process.",
-			Advice: "Check brokers, network, credentials; run `outrelay doctor`",
+			Help: "1 while the Kafka cluster responds to the heartbeat of this process.",
+			Fix:  "Check brokers, network, credentials; run `outrelay doctor`",
 		},
 		{
 			Name: "outrelay_mongodb_reachable", Unit: "0, 1",
-			Help:   "1 while the replica set responds to the heartbeat of this process.",
-			Advice: "Check members, network, credentials; run `outrelay doctor`",
+			Help: "1 while the replica set responds to the heartbeat of this process.",
+			Fix:  "Check members, network, credentials; run `outrelay doctor`",
 		},
 		{
 			Name: "outrelay_nodes", Labels: []string{"state"}, Unit: "processes",
 			Help:   "Processes in the state database by their heartbeat.",
 			Detail: "`alive`, or `stale` (no heartbeat for ten seconds).",
-			Advice: "If only one is alive, there is no standby",
+			Fix:    "If only one is alive, there is no standby",
 		},
 		{
 			Name: "outrelay_watcher_info", Labels: []string{"watcher", "node"}, Unit: "1",
@@ -114,8 +114,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_build_info", Labels: []string{"version", "go"}, Unit: "1",
-			Help:   "Always 1; the labels name the build.",
-			Advice: "Two versions for long: a roll-out is stuck",
+			Help: "Always 1; the labels name the build.",
+			Fix:  "Two versions for long: a roll-out is stuck",
 		},
 	}},
 	{title: "Flow", metrics: []Metric{
@@ -128,12 +128,12 @@ var sections = []section{
 			Name: "outrelay_publish_latency_seconds", Unit: "s",
 			Help:   "Time from the commit in MongoDB to the ack of Kafka, for each record.",
 			Detail: "With exemplars.",
-			Advice: "Grows with the load: check budget, brokers, `kafka.requests_per_broker`",
+			Fix:    "Grows with the load: check budget, brokers, `kafka.requests_per_broker`",
 		},
 		{
 			Name: "outrelay_read_total", Unit: "envelopes",
-			Help:   "Envelopes read from the change stream.",
-			Advice: "Does not grow although services write: check the stream's state",
+			Help: "Envelopes read from the change stream.",
+			Fix:  "Does not grow although services write: check the stream's state",
 		},
 		{
 			Name: "outrelay_read_bytes_total", Unit: "bytes",
@@ -153,8 +153,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_budget_used_bytes", Unit: "bytes",
-			Help:   "Part of the memory budget in use.",
-			Advice: "Full: Kafka accepts less than the stream delivers",
+			Help: "Part of the memory budget in use.",
+			Fix:  "Full: Kafka accepts less than the stream delivers",
 		},
 		{
 			Name: "outrelay_budget_bytes", Unit: "bytes",
@@ -163,8 +163,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_ticket_window", Unit: "events",
-			Help:   "Events between the resolved position and the newest event that was read.",
-			Advice: "At the maximum, reading waits: one target is slow",
+			Help: "Events between the resolved position and the newest event that was read.",
+			Fix:  "At the maximum, reading waits: one target is slow",
 		},
 		{
 			Name: "outrelay_ticket_window_max", Unit: "events",
@@ -175,24 +175,24 @@ var sections = []section{
 			Name: "outrelay_stream_state", Labels: []string{"state"}, Unit: "0, 1",
 			Help:   "1 for the state of the change stream.",
 			Detail: "`opening`, `live`, `reopening`, `config_error`, `oversize`, `stopped`.",
-			Advice: "`config_error`: the log names what to grant or change",
+			Fix:    "`config_error`: the log names what to grant or change",
 		},
 		{
 			Name: "outrelay_stream_restarts_total", Labels: []string{"reason"}, Unit: "reopenings",
-			Help:   "Reopenings of the change stream.",
-			Advice: "A few during an election are normal",
+			Help: "Reopenings of the change stream.",
+			Fix:  "A few during an election are normal",
 		},
 		{
 			Name: "outrelay_gaps_total", Labels: []string{"reason"}, Unit: "gaps",
-			Help:   "Gaps: ranges of the stream that can no longer be read.",
-			Advice: "The relay sweeps; see `outrelay audit`",
+			Help: "Gaps: ranges of the stream that can no longer be read.",
+			Fix:  "The relay sweeps; see `outrelay audit`",
 		},
 	}},
 	{title: "Ownership", metrics: []Metric{
 		{
 			Name: "outrelay_lease_owner", Unit: "0, 1",
-			Help:   "1 while this process owns the watcher, or the slot.",
-			Advice: "The sum over all processes is 1 for each slot",
+			Help: "1 while this process owns the watcher, or the slot.",
+			Fix:  "The sum over all processes is 1 for each slot",
 		},
 		{
 			Name: "outrelay_lease_epoch", Unit: "number",
@@ -202,12 +202,12 @@ var sections = []section{
 			Name: "outrelay_lease_suspended", Unit: "0, 1",
 			Help:   "1 while the lease is past its local deadline.",
 			Detail: "Work waits; nothing is lost.",
-			Advice: "MongoDB is slow or elects a primary",
+			Fix:    "MongoDB is slow or elects a primary",
 		},
 		{
 			Name: "outrelay_lease_renew_seconds", Unit: "s",
-			Help:   "Duration of one renewal of the lease.",
-			Advice: "Near `lease.renew`: MongoDB is overloaded",
+			Help: "Duration of one renewal of the lease.",
+			Fix:  "Near `lease.renew`: MongoDB is overloaded",
 		},
 		{
 			Name: "outrelay_lease_lost_total", Unit: "times",
@@ -215,8 +215,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_takeovers_total", Unit: "times",
-			Help:   "Acquisitions of the lease by this process.",
-			Advice: "Many in a short time: see OutrelayTakeoversFlap",
+			Help: "Acquisitions of the lease by this process.",
+			Fix:  "Many in a short time: see OutrelayTakeoversFlap",
 		},
 		{
 			Name: "outrelay_checkpoint_seconds", Unit: "s",
@@ -228,8 +228,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_checkpoint_age_seconds", Unit: "s",
-			Help:   "Time since the last checkpoint.",
-			Advice: "High with lag 0 is normal on an idle cluster. High with lag is a fault",
+			Help: "Time since the last checkpoint.",
+			Fix:  "High with lag 0 is normal on an idle cluster. High with lag is a fault",
 		},
 		{
 			Name: "outrelay_read_back_records_total", Unit: "records",
@@ -241,8 +241,8 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_quarantined_partitions", Unit: "partitions",
-			Help:   "Partitions that wait until earlier senders are fenced.",
-			Advice: "Bring their leaders back",
+			Help: "Partitions that wait until earlier senders are fenced.",
+			Fix:  "Bring their leaders back",
 		},
 	}},
 	{title: "Waiting envelopes and dead letters", metrics: []Metric{
@@ -250,23 +250,23 @@ var sections = []section{
 			Name: "outrelay_waiting_envelopes", Labels: []string{"reason"}, Unit: "envelopes",
 			Help:   "Waiting envelopes of the watcher by reason.",
 			Detail: "`retry` after a failed attempt, `blocked` after an earlier one of the key, `parked` for a topic, and `queued` to be sent next. An envelope counts for each topic that it waits for.",
-			Advice: "`outrelay waiting summary`",
+			Fix:    "`outrelay waiting summary`",
 		},
 		{
 			Name: "outrelay_unwritable_records", Labels: []string{"topic", "reason"}, Unit: "records",
-			Help:   "Records that the sink holds for a topic, by reason.",
-			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `rejected`, `unreachable`, `adopting`, `throttled`. Above 100 topics, the sum of the others is `other`.",
-			Advice: "Create the topic, grant the right, or bring the leader back",
+			Help:   "Records for an unwritable topic, by reason: held, given back or not taken.",
+			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `rejected`, `unreachable`, `opening`, `throttled`. Above 100 topics, the sum of the others is `other`.",
+			Fix:    "Create the topic, grant the right, or bring the leader back",
 		},
 		{
 			Name: "outrelay_dead_letters_total", Labels: []string{"class"}, Unit: "envelopes",
-			Help:   "Envelopes that this process moved to the dead letters.",
-			Advice: "`outrelay dead summary`",
+			Help: "Envelopes that this process moved to the dead letters.",
+			Fix:  "`outrelay dead summary`",
 		},
 		{
 			Name: "outrelay_dead_letters_stored", Labels: []string{"collection"}, Unit: "dead letters",
-			Help:   "Dead letters in the collection, by its metadata, including requeued ones.",
-			Advice: "Requeue or discard",
+			Help: "Dead letters in the collection, by its metadata, including requeued ones.",
+			Fix:  "Requeue or discard",
 		},
 	}},
 	{title: "Collections", metrics: []Metric{
@@ -274,13 +274,13 @@ var sections = []section{
 			Name: "outrelay_pending_envelopes", Labels: []string{"collection"}, Unit: "envelopes",
 			Help:   "Envelopes after the position.",
 			Detail: "Envelopes of long transactions may be missing for a while.",
-			Advice: "Grows while the lag grows",
+			Fix:    "Grows while the lag grows",
 		},
 		{
 			Name: "outrelay_oldest_pending_seconds", Labels: []string{"collection"}, Unit: "s",
 			Help:   "Time since the oldest envelope after the position was written; 0 if there is none.",
 			Detail: "To the second.",
-			Advice: "For a stopped owner. Unlike the lag, it includes events that the stream has not delivered yet",
+			Fix:    "For a stopped owner. Unlike the lag, it includes events that the stream has not delivered yet",
 		},
 		{
 			Name: "outrelay_scheduled_envelopes", Labels: []string{"collection"}, Unit: "envelopes",
@@ -288,30 +288,30 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_scheduled_overdue_seconds", Labels: []string{"collection"}, Unit: "s",
-			Help:   "Time since the first scheduled envelope was due; 0 if none is due.",
-			Advice: "A topic that cannot be written, or a missing index",
+			Help: "Time since the first scheduled envelope was due; 0 if none is due.",
+			Fix:  "A topic that cannot be written, or a missing index",
 		},
 		{
 			Name: "outrelay_inbox_entries", Labels: []string{"collection"}, Unit: "documents",
-			Help:   "Marks of handled messages in the inboxes of the outbox's database, by their metadata.",
-			Advice: "The retention of the inbox: seven days by default",
+			Help: "Marks of handled messages in the inboxes of the outbox's database, by their metadata.",
+			Fix:  "The retention of the inbox: seven days by default",
 		},
 		{
 			Name: "outrelay_handler_dead_letters", Labels: []string{"group", "handler", "class"}, Unit: "messages",
 			Help:   "Dead letters of handlers that are not requeued yet, in the databases of the outboxes.",
 			Detail: "At most 100 series; the others are added up as `other`. Counting stops at 100,000 letters of a collection.",
-			Advice: "`outrelay dead summary --source handler`",
+			Fix:    "`outrelay dead summary --source handler`",
 		},
 		{
 			Name: "outrelay_missing_indexes", Labels: []string{"collection"}, Unit: "indexes",
 			Help:   "Declared indexes that the collection lacks.",
 			Detail: "Checked every five minutes.",
-			Advice: "`outrelay setup`, `--dry-run`",
+			Fix:    "`outrelay setup`, `--dry-run`",
 		},
 		{
 			Name: "outrelay_figures_age_seconds", Unit: "s",
-			Help:   "Time since the collections were counted; 0 in a process that does not count.",
-			Advice: "High: MongoDB is slow or rejects the queries",
+			Help: "Time since the collections were counted; 0 in a process that does not count.",
+			Fix:  "High: MongoDB is slow or rejects the queries",
 		},
 		{
 			Name: "outrelay_figures_limit", Unit: "entries",
@@ -332,33 +332,33 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_scheduled_due_error_seconds", Unit: "s",
-			Help:   "Time from the due time of a scheduled envelope to its ack by Kafka.",
-			Advice: "p99 below 1 s is normal",
+			Help: "Time from the due time of a scheduled envelope to its ack by Kafka.",
+			Fix:  "p99 below 1 s is normal",
 		},
 		{
 			Name: "outrelay_purged_total", Unit: "envelopes",
-			Help:   "Delivered envelopes that were removed after `retention`.",
-			Advice: "Below the write rate for long: raise `purge.rate`",
+			Help: "Delivered envelopes that were removed after `retention`.",
+			Fix:  "Below the write rate for long: raise `purge.rate`",
 		},
 	}},
 	{title: "Kafka and process", metrics: []Metric{
 		{
 			Name: "outrelay_produce_errors_total", Labels: []string{"error"}, Unit: "responses",
-			Help:   "Responses of Kafka other than success, by name.",
-			Advice: "Moved leaders are normal",
+			Help: "Responses of Kafka other than success, by name.",
+			Fix:  "Moved leaders are normal",
 		},
 		{
 			Name: "outrelay_kafka_throttled_seconds_total", Unit: "s",
 			Help:   "Time for which connections for records have waited because of a quota of Kafka.",
 			Detail: "Several connections add up.",
-			Advice: "Rising: raise `producer_byte_rate` or `request_percentage` of the client id",
+			Fix:    "Rising: raise `producer_byte_rate` or `request_percentage` of the client id",
 		},
 		{
 			Name: "outrelay_mongodb_connections", Labels: []string{"client", "state"}, Unit: "connections",
 			Help: "Connections of this process to MongoDB, and calls that wait for one.",
 			Detail: "`client` is `stream` (the change stream and reads of outboxes) or `state` (the lease and everything that is stored). `open` and `in_use` " +
 				"count connections to all members, `waiting` counts calls. With `relay.WithMongoClient` there are none: use `telemetry.MonitorPool`.",
-			Advice: "`waiting` above 0 for long: see [connections](services.md#connections)",
+			Fix: "`waiting` above 0 for long: see [connections](services.md#connections)",
 		},
 		{
 			Name: "outrelay_mongodb_checkouts_total", Labels: []string{"client"}, Unit: "calls",
@@ -368,36 +368,36 @@ var sections = []section{
 			Name: "outrelay_mongodb_checkout_seconds_total", Labels: []string{"client"}, Unit: "s",
 			Help:   "Time for which these calls waited for their connection.",
 			Detail: "Its rate, divided by that of `outrelay_mongodb_checkouts_total`, is the mean wait.",
-			Advice: "A mean above 10 ms: too few connections, or slow handshakes",
+			Fix:    "A mean above 10 ms: too few connections, or slow handshakes",
 		},
 		{
 			Name: "outrelay_mongodb_checkouts_failed_total", Labels: []string{"client", "reason"}, Unit: "calls",
 			Help:   "Calls to MongoDB that got no connection.",
 			Detail: "`timeout`, `connectionError`, `poolClosed`.",
-			Advice: "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
+			Fix:    "`connectionError`: a member is away, or rejects the login; `timeout`: too few connections",
 		},
 		{
 			Name: "outrelay_admin_rejected_total", Labels: []string{"reason"}, Unit: "requests",
 			Help:   "Requests that the operator's listener rejected before it processed them.",
 			Detail: "`login`, `origin`, `host`, `rate`, `busy`.",
-			Advice: "Many of `login`: somebody guesses tokens; the log contains the address",
+			Fix:    "Many of `login`: somebody guesses tokens; the log contains the address",
 		},
 		{
 			Name: "outrelay_config_reloads_total", Labels: []string{"what", "result"}, Unit: "reloads",
 			Help:   "Reloads of the configuration and of certificates.",
 			Detail: "`settings`: the configuration, by SIGHUP. `certificates`: changed TLS files, once for each client or listener that uses them. `applied`, or `rejected`: the previous values stay in use.",
-			Advice: "`rejected`: the log has the reason; fix it before the next start",
+			Fix:    "`rejected`: the log has the reason; fix it before the next start",
 		},
 		{
 			Name: "outrelay_otlp_exports_total", Labels: []string{"signal", "result"}, Unit: "exports",
 			Help:   "Exports to the OTLP collector.",
 			Detail: "`traces`, `metrics`; `ok`, `failed`.",
-			Advice: "The log has the reason, once",
+			Fix:    "The log has the reason, once",
 		},
 		{
 			Name: "outrelay_spans_limited_total", Unit: "deliveries",
-			Help:   "Deliveries without a span because of `otel.spans_per_second`.",
-			Advice: "Lower `otel.sample_percent`, or raise the rate",
+			Help: "Deliveries without a span because of `otel.spans_per_second`.",
+			Fix:  "Lower `otel.sample_percent`, or raise the rate",
 		},
 	}},
 	{title: "Consumers", metrics: ofServices},

@@ -15,7 +15,7 @@ func TestTextsOfMetricsFit(t *testing.T) {
 				t.Errorf("%s: the help is not one sentence: %s", m.Name, m.Help)
 			}
 
-			if strings.ContainsAny(m.Help+m.Detail+m.Advice, "|\n") || m.Unit == "" {
+			if strings.ContainsAny(m.Help+m.Detail+m.Fix, "|\n") || m.Unit == "" {
 				t.Errorf("%s: a text does not fit into a table", m.Name)
 			}
 			if !regexp.MustCompile(`^outrelay_[a-z_]+$`).MatchString(m.Name) {

@@ -101,8 +101,8 @@ func gapReason(code int) string {
 	return changes.GapTokenRejected
 }
 
-// configAdvice describes a configuration error and its fix to an operator.
-func configAdvice(code int, scope *changes.Scope) string {
+// describeMisconfiguration describes a configuration error and its fix to an operator.
+func describeMisconfiguration(code int, scope *changes.Scope) string {
 	switch code {
 	case 13:
 		return fmt.Sprintf("the MongoDB user is not authorized to watch %s (13): "+

@@ -359,7 +359,7 @@ func TestClassesByCodeAndLabel(t *testing.T) {
 	}
 
 	for code, class := range classByCode {
-		if class == classConfig && len(configAdvice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
+		if class == classConfig && len(describeMisconfiguration(code, scopeOf(t, "a.b", "a.c"))) < 40 {
 			t.Errorf("code %d has no advice", code)
 		}
 	}

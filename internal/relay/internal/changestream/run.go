@@ -147,7 +147,7 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	timestamp, ok := r.position.Time()
 	if why != "" && ok && !r.byTime {
 		r.startAt(timestamp)
-		r.stream.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", timestamp.T)
+		r.stream.cfg.Log.Info("starting by time instead of by token", "error", why, "time", timestamp.T)
 	}
 	return nil
 }
@@ -416,11 +416,11 @@ func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err
 
 // retryMisconfigured waits for an operator to change the configuration, and tries again.
 func (r *run) retryMisconfigured(ctx context.Context, code int) error {
-	advice := configAdvice(code, r.stream.cfg.Scope)
-	if r.stream.State().Reason != advice {
-		r.stream.cfg.Log.Error(advice, "retry", r.stream.pace.configRetry)
+	problem := describeMisconfiguration(code, r.stream.cfg.Scope)
+	if r.stream.State().Reason != problem {
+		r.stream.cfg.Log.Error(problem, "retry", r.stream.pace.configRetry)
 	}
-	r.stream.setState(ConfigError, code, advice)
+	r.stream.setState(ConfigError, code, problem)
 	r.stream.cfg.Metrics.countRestart("config")
 	_ = retry.Sleep(ctx, r.stream.pace.configRetry)
 	return nil

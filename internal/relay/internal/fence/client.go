@@ -21,7 +21,7 @@ var (
 	ErrFenced = errors.New("the transactional id was taken by another owner")
 	// ErrSelfMove means that the owner's own transaction hangs. The caller drains, calls NextGeneration,
 	// saves and continues (N4).
-	ErrSelfMove = errors.New("the owner's transactional id hangs, so another one is needed")
+	ErrSelfMove = errors.New("a transaction of the owner does not end; its next transactional id is needed")
 	// errNoHealthy means that no partition could take a marker.
 	errNoHealthy = errors.New("no partition is healthy")
 	// errDeadline means that a step ran out of time without a response of the coordinator that decides it.
@@ -160,7 +160,7 @@ const (
 	// Hung: the first step of a takeover hung. Partitions that cannot be fenced wait.
 	Hung EventKind = "transactional_id_hung"
 	// Waiting: a step has been retried for seconds.
-	Waiting EventKind = "take_over_waiting"
+	Waiting EventKind = "takeover_waiting"
 )
 
 func formatPartition(tp record.TopicPartition) string {

@@ -41,8 +41,8 @@ type Sink interface {
 	// TopicsWithHits returns the topics in which the read-back has found records.
 	TopicsWithHits() []string
 
-	// EndReplay drops the read-back.
-	EndReplay()
+	// EndReread drops the read-back.
+	EndReread()
 
 	// Flush wakes the loops that have something to send.
 	Flush()

@@ -55,7 +55,7 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 }
 
 func (f *fakeSink) Flush()                   { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
-func (f *fakeSink) EndReplay()               {}
+func (f *fakeSink) EndReread()               {}
 func (f *fakeSink) TopicsWithHits() []string { return nil }
 
 func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {

@@ -29,7 +29,7 @@ type feed struct {
 	nsBuf      []byte
 	readAt     time.Time // when the current envelope was read, or the batch of events with it
 	eventCount int
-	replaying  bool   // an earlier owner may have delivered the inserts
+	rereading  bool   // an earlier owner may have delivered the inserts
 	positions  []byte // of the records of item
 	isSweep    bool   // the inserts come from the outbox, which does not have the times of their records
 }
@@ -102,7 +102,7 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 	if err := f.checkIDTime(ctx); err != nil {
 		return err
 	}
-	f.recordDelivery(item)
+	f.requestRecording(item)
 	item.Follow = f.follow(f.readAt, &f.view, item.Records, f.ev.DB, f.ev.Coll, item.CommitMS)
 	return f.Dispatcher.Deliver(ctx, item)
 }
@@ -129,13 +129,13 @@ func (f *feed) fillItem(item *Item) error {
 	if f.view.HasDueAt {
 		return nil
 	}
-	// Few envelopes expire, and the clock is a system call. In the replay, the previous owner may have sent it in time. Only its
+	// Few envelopes expire, and the clock is a system call. In the reread, the previous owner may have sent it in time. Only its
 	// records show that.
 	var expired error
 	if f.view.HasExpiresAt {
 		expired = f.checkExpiry(f.Now())
 	}
-	if expired != nil && !f.Dispatcher.IsReplaying() {
+	if expired != nil && !f.Dispatcher.IsRereading() {
 		return expired
 	}
 
@@ -146,7 +146,7 @@ func (f *feed) fillItem(item *Item) error {
 
 	var err error
 	item.Records, _, err = f.buildRecords(item.Records, nil)
-	if f.replaying {
+	if f.rereading {
 		f.addPositions(item)
 	}
 
@@ -176,9 +176,9 @@ func (f *feed) isInTopic(record record.Record) bool {
 	return ok
 }
 
-// recordDelivery requests that the delivery of item is recorded on its envelope, if the configuration
+// requestRecording requests that the delivery of item is recorded on its envelope, if the configuration
 // requires it.
-func (f *feed) recordDelivery(item *Item) {
+func (f *feed) requestRecording(item *Item) {
 	if !f.RecordDeliveries {
 		return
 	}

@@ -11,68 +11,68 @@ import (
 
 var _ record.Holder = (*Resolver)(nil)
 
-// replayWindow is the part of a term in which the stream repeats events that a previous
+// rereadWindow is the part of a term in which the stream repeats events that a previous
 // owner may have sent.
-type replayWindow struct {
+type rereadWindow struct {
 	mu       sync.Mutex
 	active   bool
 	mustHold bool          // the next delivery outside of the stream's order holds all stored offsets
-	end      record.Ticket // the first one after the replay
+	end      record.Ticket // the first one after the reread
 }
 
-// BeginReplay starts the replay: the topics may already contain records that the stream has
+// BeginReread starts the reread: the topics may already contain records that the stream has
 // not delivered yet.
 //
 // If all of these records were sent in the order of the stream, no record that is acked
-// during the replay has a higher offset than one of them. The ack of a record that was
+// during the reread has a higher offset than one of them. The ack of a record that was
 // sent outside of that order could have a higher offset, and would move the stored offset
-// past them. Therefore all stored offsets stay until EndReplay (N8): from now on if beside
+// past them. Therefore all stored offsets stay until EndReread (N8): from now on if beside
 // reports that a previous owner sent outside of the order, otherwise from the first such
 // delivery on.
-func (r *Resolver) BeginReplay(beside bool) {
-	r.replay.mu.Lock()
-	defer r.replay.mu.Unlock()
+func (r *Resolver) BeginReread(beside bool) {
+	r.reread.mu.Lock()
+	defer r.reread.mu.Unlock()
 
-	r.replay.active = true
-	r.replay.mustHold = !beside
+	r.reread.active = true
+	r.reread.mustHold = !beside
 	if beside {
 		r.tracker.HoldAllOffsets()
 	}
 }
 
-// EndReplay ends the replay: the stream has passed the time of the takeover.
-func (d *Dispatcher) EndReplay() {
-	d.sink.EndReplay()
+// EndReread ends the reread: the stream has passed the time of the takeover.
+func (d *Dispatcher) EndReread() {
+	d.sink.EndReread()
 
-	d.replay.mu.Lock()
-	defer d.replay.mu.Unlock()
-	d.replay.active, d.replay.mustHold = false, false
-	_, d.replay.end = d.tracker.Window()
+	d.reread.mu.Lock()
+	defer d.reread.mu.Unlock()
+	d.reread.active, d.reread.mustHold = false, false
+	_, d.reread.end = d.tracker.Window()
 	d.tracker.ReleaseAllOffsets()
 }
 
-// IsReplaying reports whether the replay has begun and not ended.
-func (r *Resolver) IsReplaying() bool {
-	r.replay.mu.Lock()
-	defer r.replay.mu.Unlock()
-	return r.replay.active
+// IsRereading reports whether the reread has begun and not ended.
+func (r *Resolver) IsRereading() bool {
+	r.reread.mu.Lock()
+	defer r.reread.mu.Unlock()
+	return r.reread.active
 }
 
-// isOfReplay reports whether a previous owner may have sent the event of ticket.
-func (r *Resolver) isOfReplay(ticket record.Ticket) bool {
-	r.replay.mu.Lock()
-	defer r.replay.mu.Unlock()
-	return r.replay.active || ticket < r.replay.end
+// isOfReread reports whether a previous owner may have sent the event of ticket.
+func (r *Resolver) isOfReread(ticket record.Ticket) bool {
+	r.reread.mu.Lock()
+	defer r.reread.mu.Unlock()
+	return r.reread.active || ticket < r.reread.end
 }
 
-// holdOffsetsInReplay holds all stored offsets if a replay requires it. It is called before a
+// holdOffsetsInReread holds all stored offsets if a reread requires it. It is called before a
 // delivery outside of the stream's order.
-func (r *Resolver) holdOffsetsInReplay() {
-	r.replay.mu.Lock()
-	defer r.replay.mu.Unlock()
+func (r *Resolver) holdOffsetsInReread() {
+	r.reread.mu.Lock()
+	defer r.reread.mu.Unlock()
 
-	if r.replay.mustHold {
-		r.replay.mustHold = false
+	if r.reread.mustHold {
+		r.reread.mustHold = false
 		r.tracker.HoldAllOffsets()
 	}
 }

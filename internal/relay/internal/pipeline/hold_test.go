@@ -254,15 +254,15 @@ func TestN15_AGateOpensOnceTheLetterIsStored(t *testing.T) {
 	}
 }
 
-// TestN08_ADeliveryBesideAReplayMovesNoOffset: the next events of the stream may already be in the topic, below the
+// TestN08_ADeliveryDuringARereadMovesNoOffset: the next events of the stream may already be in the topic, below the
 // side delivery.
-func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
+func TestN08_ADeliveryDuringARereadMovesNoOffset(t *testing.T) {
 	t.Parallel()
 	d, s, _ := newTestDispatcher(t, Config{})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 5)
 	d.Start(positionAt(1))
-	d.BeginReplay(false)
+	d.BeginReread(false)
 	published := make(chan record.Published, 1)
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
@@ -274,9 +274,9 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 		t.Fatalf("the stored offset is %d, above records of events that the stream may repeat; want 5", offs["a"][0])
 	}
 
-	d.EndReplay()
+	d.EndReread()
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
-		t.Fatalf("the stored offset is %d after the replay, want 10", offs["a"][0])
+		t.Fatalf("the stored offset is %d after the reread, want 10", offs["a"][0])
 	}
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { published <- p }); err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	d.Acked(tp, 10, slices.Clone(s.sent[1:]), 10)
 	d.Settle([]record.Ticket{(<-published).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 11 {
-		t.Fatalf("the stored offset is %d, want 11: the replay is over", offs["a"][0])
+		t.Fatalf("the stored offset is %d, want 11: the reread is over", offs["a"][0])
 	}
 }
 

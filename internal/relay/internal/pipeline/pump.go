@@ -50,7 +50,7 @@ type PumpConfig struct {
 
 	// Events that the stream repeats although they were delivered or stored before.
 	Swept        *sweep.Skip    // sent by the sweep that precedes the stream (N22)
-	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
+	RereadUntil  bson.Timestamp // end of the part whose records the read-back may have found
 	Previous     *PreviousOwner // waiting envelopes and dead letters of the previous owner; may be nil
 	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28); may be nil
 }
@@ -58,8 +58,8 @@ type PumpConfig struct {
 // NewPump returns a pump that has not read any event.
 func NewPump(build BuildConfig, feedConfig FeedConfig, pumpConfig PumpConfig) *Pump {
 	pump := &Pump{feed: newFeed(build, feedConfig), PumpConfig: pumpConfig, previous: pumpConfig.Previous, drainedSlots: pumpConfig.DrainedSlots}
-	// Until the stream has passed ReplayUntil.
-	pump.replaying = true
+	// Until the stream has passed RereadUntil.
+	pump.rereading = true
 	return pump
 }
 
@@ -115,9 +115,9 @@ func (p *Pump) handleBatch(ctx context.Context, batch *changes.Batch) error {
 	p.Dispatcher.Position(batch.Position)
 	p.Dispatcher.Flush()
 
-	if p.replaying && batch.Position.ClusterTime.After(p.ReplayUntil) {
-		p.Dispatcher.EndReplay()
-		p.replaying = false
+	if p.rereading && batch.Position.ClusterTime.After(p.RereadUntil) {
+		p.Dispatcher.EndReread()
+		p.rereading = false
 		p.previous = nil
 	}
 

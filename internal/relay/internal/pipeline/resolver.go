@@ -53,7 +53,7 @@ type Resolver struct {
 	maxTickets atomic.Int64 // events above the resolved position; the Pool changes it
 
 	gates     *gates
-	replay    replayWindow
+	reread    rereadWindow
 	followers followers
 
 	ackedMu sync.Mutex
@@ -147,7 +147,7 @@ type unsent struct {
 // addUnsent closes gates and passes outcome to the ledger. When outcome is stored, its targets are resolved, so a checkpoint never passes an
 // envelope that is not stored.
 func (r *Resolver) addUnsent(outcome *ledger.Outcome, unsent unsent, gates ...gate) {
-	outcome.MayBeSent = outcome.MayBeSent || r.isOfReplay(unsent.ticket)
+	outcome.MayBeSent = outcome.MayBeSent || r.isOfReread(unsent.ticket)
 	delivered := r.followers.notifyLeft(outcome, unsent)
 	for _, g := range gates {
 		r.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)

@@ -67,7 +67,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 	}
 
 	// N8: the hold has to be in place before the record can be acked.
-	d.holdOffsetsInReplay()
+	d.holdOffsetsInReread()
 	ticket := d.tracker.BeginSide()
 	// The delivery is registered first: the sink may ack a record from within Send.
 	d.addSide(ticket, side)

@@ -38,7 +38,7 @@ func (s *Swept) DeliverSwept(ctx context.Context, envelope *outboxes.Envelope, p
 		WallMS: now,
 		Data:   []byte(pos),
 	}
-	s.replaying = s.Dispatcher.IsReplaying()
+	s.rereading = s.Dispatcher.IsRereading()
 	s.meta.Position = pos
 	// The lag counts from the insert.
 	commit := now

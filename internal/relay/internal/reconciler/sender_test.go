@@ -113,7 +113,7 @@ func TestN15_AFailedHeadGoesAloneAndItsKeyWaits(t *testing.T) {
 	te.out.checkSettled()
 }
 
-func TestN15_AnEnvelopeOfTheStreamWaitsForTheWatermark(t *testing.T) {
+func TestN15_AnEnvelopeOfTheStreamWaitsForTheResolvedPosition(t *testing.T) {
 	t.Parallel()
 	h := newScene(t)
 	te := h.newTerm()

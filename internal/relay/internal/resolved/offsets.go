@@ -121,7 +121,7 @@ func (t *Tracker[P]) partitionToChangeLocked(tp record.TopicPartition) *partitio
 	return offsets
 }
 
-// Restore sets the stored offset of a partition at a takeover, or when the partition is adopted.
+// Restore sets the stored offset of a partition at a takeover, or when the partition is opened.
 func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

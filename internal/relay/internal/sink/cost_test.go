@@ -116,12 +116,12 @@ func (c *counter) waitBelow(most int64) {
 // memory budget, as the dispatcher does.
 func newFlood(tb testing.TB, cfg testConfig, topic string, budget int64) func(n int) {
 	r := openSink(tb, sinkOptions{cfg: cfg, holder: new(openHolder)})
-	r.send(tb, newRecord(topic, "k", "adopt"))
+	r.send(tb, newRecord(topic, "k", "open"))
 	r.acks.waitResolved(1)
 
 	c := &counter{sink: r.Sink, freed: sync.NewCond(&sync.Mutex{})}
 	r.Sink.acks = c
-	r.EndReplay()
+	r.EndReread()
 	x := newRecord(topic, "key-00000000", "")
 	x.Value = make([]byte, 1000)
 	x.Headers = append(x.Headers, record.Header{Key: []byte("type"), Value: []byte("OrderPlaced")})
@@ -177,7 +177,7 @@ func TestMemoryStaysNearTheBudget(t *testing.T) {
 	u := fakeOptions(brokers...)
 	u.gate = func() bool { return true }
 	r := openSink(t, u)
-	r.send(t, newRecord("a", "k", "adopt"))
+	r.send(t, newRecord("a", "k", "open"))
 	r.acks.waitResolved(1)
 
 	r.mu.Lock()

@@ -82,7 +82,7 @@ func TestForeignBatchIsNotTakenForOurs(t *testing.T) {
 			stacktest.CreateTopic(t, topic, 1, configs...)
 			txid, claims := "outrelay.test."+stacktest.Name(t), &claims{}
 			r := openSink(t, sinkOptions{txid: txid, claims: claims})
-			r.EndReplay()
+			r.EndReread()
 			r.send(t, newRecord(topic, "k", "k/0"))
 			r.Flush()
 			r.acks.waitResolved(1)

@@ -46,7 +46,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 			r.Flush()
 			r.acks.waitResolved(1)
 
-			r.EndReplay()
+			r.EndReread()
 
 			idle := func() bool {
 				r.refreshIdleOffsets(t.Context())

@@ -52,7 +52,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 
 		// Moving ends the sink, so it is subject to the same limit as other ends on purpose.
 		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.mayReopen(time.Now()) {
-			k.sink.log.Warn("moving to the next generation of the transactional id", "error", err)
+			k.sink.log.Warn("cannot end the transaction of this producer; moving to its next transactional id", "error", err)
 			reason := err
 			if err = k.moveToNextGeneration(ctx); err == nil {
 				return fmt.Errorf("%w with its next transactional id: %w", ErrReopen, reason)
@@ -65,7 +65,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 		case errors.Is(err, ErrFenced), errors.Is(err, ErrReopen):
 			return err
 		case err != nil:
-			k.sink.log.Warn("keeping the producer alive failed; retrying", "error", err)
+			k.sink.log.Warn("cannot keep the producer alive; trying again", "error", err)
 		}
 	}
 }
@@ -177,7 +177,7 @@ func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
 		return k.sink.claims.SaveSenders(ctx, k.session.Senders(), nil)
 	}, func(err error, _ time.Duration) {
-		k.sink.log.Warn("saving the new sender failed; retrying", "error", err)
+		k.sink.log.Warn("cannot save the new sender; trying again", "error", err)
 	})
 	if err != nil {
 		return fmt.Errorf("saving the new sender: %w", err)

@@ -157,7 +157,7 @@ func (l *loop) fillRequest() bool {
 		n++
 		p.ready = false
 		l.freezeLocked(p, batch, now)
-		// The batch was too old to be sent again.
+		// The sink has ended because the batch is too old to be sent again.
 		if l.sink.ended != nil {
 			return false
 		}

@@ -114,7 +114,7 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	r := openSink(t, fakeOptions(brokers...))
 	r.send(t, newRecord("a", "k", "k/0"))
 	r.Flush()
-	r.acks.waitResolved(1) // the topic is adopted
+	r.acks.waitResolved(1) // the topic is open
 
 	away.Store(false)
 	stacktest.Eventually(t, "the limit is read", func() bool {

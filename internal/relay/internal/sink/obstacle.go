@@ -31,7 +31,7 @@ const (
 	kindQuarantined = "quarantined"
 	kindRejected    = kafkawire.TopicRejected
 	kindUnreachable = kafkawire.TopicUnreachable
-	kindAdopting    = "adopting"
+	kindOpening     = "opening"
 	kindThrottled   = "throttled"
 )
 

@@ -38,7 +38,7 @@ func (o obstacle) parksPartition() bool {
 	return false
 }
 
-// parksTopic reports whether an obstacle parks a topic that is not adopted. A topic whose name Kafka
+// parksTopic reports whether an obstacle parks a topic that is not open. A topic whose name Kafka
 // rejects counts as missing.
 func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRejected }
 
@@ -92,20 +92,20 @@ func (pk *parker) runParker(ctx context.Context) error {
 func (pk *parker) parkUnwritable(now time.Time) {
 	pk.sink.mu.Lock()
 	defer pk.sink.mu.Unlock()
-	full := pk.stallsOthersLocked(now)
+	memory := memory(pk.stallsOthersLocked(now))
 	for _, t := range pk.sink.topics {
-		pk.parkPartitionsLocked(t, now, full)
+		pk.parkPartitionsLocked(t, now, memory)
 		if pk.sink.ended != nil {
 			return
 		}
-		if !t.parked && !t.isAdopted() && pk.mustParkTopicLocked(t, now) {
+		if !t.parked && !t.isOpen() && pk.mustParkTopicLocked(t, now) {
 			pk.parkTopicLocked(t)
 		}
 	}
 }
 
-// parkPartitionsLocked parks the partitions of topic that must be parked now. full is as in mustParkLocked.
-func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, full bool) {
+// parkPartitionsLocked parks the partitions of topic that must be parked now.
+func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memory) {
 	var parked []int32
 	records, cause := 0, ""
 	for _, p := range topic.partitions {
@@ -114,7 +114,7 @@ func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, full bool) {
 		}
 		// The head of a busy partition belongs to its loop. The loop wakes the parker when it has
 		// settled the request.
-		if !p.busy && pk.mustParkLocked(p, now, full) {
+		if !p.busy && pk.mustParkLocked(p, now, memory) {
 			if !p.parked {
 				parked, cause = append(parked, p.tp.Partition), p.obstacle.text
 			}
@@ -157,17 +157,24 @@ func (pk *parker) isDeferredLocked(partition *partition, now time.Time) bool {
 	return partition.obstacle.kind == kindRejected && now.Sub(partition.since) >= pk.parkAfter && len(partition.queue) > 0
 }
 
+// memory is the state of the memory for records.
+type memory bool
+
+const (
+	hasRoom memory = false
+	isFull  memory = true // deferred records would stop all others
+)
+
 // mustParkLocked reports whether the queued records of partition must be given back. Records that brokers
-// only defer wait, unless the topic takes more than its share of the memory. full means that they
-// would stop all others, so they are given back.
-func (pk *parker) mustParkLocked(partition *partition, now time.Time, full bool) bool {
+// only defer wait, unless the topic takes more than its share of the memory, or the memory is full.
+func (pk *parker) mustParkLocked(partition *partition, now time.Time, memory memory) bool {
 	if partition.parked {
 		return pk.probeFailedLocked(partition, now)
 	}
 	if partition.obstacle.parksPartition() {
 		return now.Sub(partition.unwritableSince) >= pk.parkAfter || partition.topic.obstructedBytes() > pk.maxObstructed
 	}
-	return pk.isDeferredLocked(partition, now) && (full || partition.topic.obstructedBytes() > pk.maxObstructed)
+	return pk.isDeferredLocked(partition, now) && (memory == isFull || partition.topic.obstructedBytes() > pk.maxObstructed)
 }
 
 // probeFailedLocked reports whether records that were let through to a parked partition must be
@@ -201,7 +208,7 @@ func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 	return true
 }
 
-// mustParkTopicLocked reports whether a topic must be parked because it cannot be adopted.
+// mustParkTopicLocked reports whether a topic must be parked because it cannot be opened.
 func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
 	return topic.obstacle.parksTopic() &&
 		(now.Sub(topic.unwritableSince) >= pk.parkAfter || reservedBytes(topic.waiting) > pk.maxObstructed)
@@ -315,7 +322,7 @@ func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
 		topic.turnedAway++
 		return
 	}
-	if !topic.isAdopted() {
+	if !topic.isOpen() {
 		return
 	}
 	if partition, rejection := topic.choosePartitionLocked(rec); rejection == nil && partition.parked {
@@ -335,7 +342,7 @@ func (pk *parker) unparkLocked(partition *partition) {
 	pk.holder.Ready(partition.tp.Topic)
 }
 
-// unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
+// unparkTopicLocked lets a topic that was opened take records again, if it is parked.
 func (pk *parker) unparkTopicLocked(topic *topic) {
 	if !topic.parked {
 		return

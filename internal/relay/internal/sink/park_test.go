@@ -491,14 +491,14 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 }
 
 // TestN11_QuarantineIsParked: records are given back before the sink has found the records that an earlier
-// owner has sent, and the replay ends before this, too. The replay may end before or after the records are
+// owner has sent, and the reread ends before this, too. The reread may end before or after the records are
 // given back. The next sink reads the partition from its stored offset (N8). It finds the records
 // that are there, and the others are sent.
 func TestN11_QuarantineIsParked(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ before, during int }{
-		"before the end of the replay": {4, 12},
-		"after the end of the replay":  {12, 12},
+		"before the end of the reread": {4, 12},
+		"after the end of the reread":  {12, 12},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -508,8 +508,8 @@ func TestN11_QuarantineIsParked(t *testing.T) {
 }
 
 // quarantineIsParked sends records up to the number before, which are given back, more during the
-// replay up to the number during, and two after the replay. If both numbers are the same, the
-// replay ends first.
+// reread up to the number during, and two after the reread. If both numbers are the same, the
+// reread ends first.
 func quarantineIsParked(t *testing.T, before, during int) {
 	t.Helper()
 	first, topic := openSuccessor(t, 10)
@@ -530,7 +530,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 
 	d.sendSequence(topic, 0, before)
 	if before == during {
-		d.r.EndReplay()
+		d.r.EndReread()
 	}
 	stacktest.Eventually(t, "all records are given back", func() bool {
 		d.r.parker.parkUnwritable(time.Now())
@@ -538,7 +538,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	})
 
 	d.sendSequence(topic, before, during)
-	d.r.EndReplay()
+	d.r.EndReread()
 	d.sendSequence(topic, 12, 14)
 	if d.heldCount() != 14 {
 		t.Fatalf("%d records are held, want 14", d.heldCount())

@@ -54,8 +54,8 @@ type partition struct {
 
 // readBack contains the records that the takeover has read of a partition.
 type readBack struct {
-	hits       *fence.Known // N7: the records that were found, until the replay ends
-	incomplete bool         // a part was not read: a record that the replay sends may be a second copy
+	hits       *fence.Known // N7: the records that were found, until the reread ends
+	incomplete bool         // a part was not read: a record that the reread sends may be a second copy
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -185,13 +185,13 @@ func (p *partition) replaceHead(batches ...*pending) {
 // topic is one target of records.
 type topic struct {
 	name       string
-	partitions []*partition // empty until the topic is adopted
+	partitions []*partition // empty until the topic is open
 
-	waiting     []*pending // records that wait for the topic to be adopted, in order
-	nextAttempt time.Time  // the earliest time of the next attempt to adopt it
+	waiting     []*pending // records that wait for the topic to be opened, in order
+	nextAttempt time.Time  // the earliest time of the next attempt to open it
 	missing     bool       // it has to be created
 
-	leaderlessSince time.Time // since when a partition has no leader, while that keeps the topic from being adopted
+	leaderlessSince time.Time // since when a partition has no leader, while that keeps the topic from being opened
 
 	maxBytes    int  // max.message.bytes; 0: unknown
 	batchLimit  int  // the largest batch that the sink builds
@@ -202,15 +202,15 @@ type topic struct {
 
 	earlierCount int                  // the number of partitions before the takeover: keys hashed to other partitions then
 	hitsLeft     int                  // hits of the read-back that are left in all partitions
-	sentKeys     map[sentKey]struct{} // N10: keys of which a record was sent in this replay
+	sentKeys     map[sentKey]struct{} // N10: keys of which a record was sent in this reread
 	allKeysSent  bool                 // N10: there were too many sentKeys, so every key counts as sent
 
 	obstruction
 	parking
 }
 
-// isAdopted reports whether records can be sent to the partitions of the topic.
-func (t *topic) isAdopted() bool { return len(t.partitions) > 0 }
+// isOpen reports whether records can be sent to the partitions of the topic.
+func (t *topic) isOpen() bool { return len(t.partitions) > 0 }
 
 func (t *topic) setObstacle(found obstacle, now time.Time) {
 	t.updateObstacle(found, now, obstacle.parksTopic)

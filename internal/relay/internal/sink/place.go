@@ -48,10 +48,10 @@ func (r *refresher) runMetadataRefresh(ctx context.Context) error {
 		case <-trouble.C:
 			names = r.troubledTopics(time.Now())
 		case <-regular.C:
-			names = r.adoptedTopics()
+			names = r.openTopicNames()
 		case <-r.wake:
 			if names = r.troubledTopics(time.Now()); len(names) == 0 {
-				names = r.adoptedTopics()
+				names = r.openTopicNames()
 			}
 		}
 		if len(names) == 0 {
@@ -149,7 +149,7 @@ func (r *refresher) forgetDeletedLocked(now time.Time) {
 // isDeletedLocked reports whether the topic was deleted after the sink was opened, and no record waits for it. What was missing at the
 // takeover is in quarantine.
 func (t *topic) isDeletedLocked() bool {
-	return t.obstacle.kind == kindMissing && t.isAdopted() && !t.parked && len(t.waiting) == 0 &&
+	return t.obstacle.kind == kindMissing && t.isOpen() && !t.parked && len(t.waiting) == 0 &&
 		!slices.ContainsFunc(t.partitions, func(partition *partition) bool {
 			return partition.loop != nil || len(partition.queue) > 0 || partition.busy || partition.parked || partition.quarantine || partition.needsReadBack
 		})
@@ -300,7 +300,7 @@ func (t *topic) setConfig(cfg kafkawire.TopicConfig, maxBatchBytes int) {
 
 // loadLayout reads leaders and limits of the known topics.
 func (r *refresher) loadLayout(ctx context.Context) error {
-	names := r.adoptedTopics()
+	names := r.openTopicNames()
 	if len(names) == 0 {
 		return nil
 	}
@@ -316,8 +316,8 @@ func (r *refresher) loadLayout(ctx context.Context) error {
 	return nil
 }
 
-// adoptedTopics returns the sorted names of the topics with partitions.
-func (r *refresher) adoptedTopics() []string {
+// openTopicNames returns the sorted names of the topics with partitions.
+func (r *refresher) openTopicNames() []string {
 	r.sink.mu.Lock()
 	defer r.sink.mu.Unlock()
 	var names []string

@@ -233,7 +233,7 @@ func TestN15_TooLargeIsRejectedOnBothWays(t *testing.T) {
 	stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "2000"})
 	d := openWithHolder(t, sinkOptions{})
 
-	// The topic is adopted, and its limit known, only after all records are sent.
+	// The topic is open, and its limit known, only after all records are sent.
 	allSent := make(chan struct{})
 	d.r.claims.mu.Lock()
 	d.r.claims.saved = func(map[string][]int64) { <-allSent }

@@ -348,7 +348,7 @@ func TestTooLargeForTheTopicIsRejectedByTheLimitOfThatMoment(t *testing.T) {
 		fits.Value = make([]byte, len(fits.Value)+1)
 	}
 	r.send(t, fits)
-	r.acks.waitResolved(1) // the topic is adopted
+	r.acks.waitResolved(1) // the topic is open
 
 	waitForLimit(2000)
 	if len(r.acks.rejected) != 0 {
@@ -449,7 +449,7 @@ func TestPartitionOutOfRange(t *testing.T) {
 	r := openSink(t, sinkOptions{})
 	x := newRecord(topic, "k", "held")
 	x.Partition = 5
-	// The sink rejects the record when it adopts the topic.
+	// The sink rejects the record when it opens the topic.
 	r.send(t, x)
 	y := newRecord(topic, "k", "fine")
 	y.Partition = 1

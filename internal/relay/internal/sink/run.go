@@ -41,7 +41,7 @@ func (s *Sink) Run(ctx context.Context) error {
 
 	s.registerGauges()
 	background := []func(context.Context) error{
-		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.adopter.runCreator, s.keeper.runKeeper,
+		s.refresher.runMetadataRefresh, s.opener.runOpener, s.opener.runCreator, s.keeper.runKeeper,
 		s.runHousekeeping, s.parker.runParker,
 	}
 	for _, run := range background {
@@ -51,7 +51,7 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 		})
 	}
-	retry.Signal(s.adopter.wake)
+	retry.Signal(s.opener.wake)
 	retry.Signal(s.refresher.wake)
 	s.Flush()
 
@@ -96,7 +96,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 // refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If no record is
 // queued or in flight, the next record gets at least the end offset that the leader reports now.
 //
-// It skips partitions in three cases. During a replay, the read-back has found records below the
+// It skips partitions in three cases. During a reread, the read-back has found records below the
 // end. In quarantine, the partition was not read yet. If a record was sent during the request, the
 // reported end may be above that record. So Idle is called under the lock, before the next record
 // can be sent.
@@ -128,7 +128,7 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 // isRestingLocked reports whether partition has no record of this sink queued or in flight, and no record
 // that was not read back.
 func (s *Sink) isRestingLocked(partition *partition) bool {
-	return !s.replaying && len(partition.queue) == 0 && !partition.busy && !partition.quarantine && !partition.needsReadBack
+	return !s.rereading && len(partition.queue) == 0 && !partition.busy && !partition.quarantine && !partition.needsReadBack
 }
 
 // restingPartitions returns the leaders of the resting partitions, and the number of records that were

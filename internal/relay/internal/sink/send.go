@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxSentKeys bounds the keys that a topic remembers during a replay.
+	// maxSentKeys bounds the keys that a topic remembers during a reread.
 	maxSentKeys = 100_000
 )
 
@@ -60,7 +60,7 @@ func recordSizes(rec *record.Record) (need, size int) {
 //   - record.ErrBlocked: the Holder has closed the gate of the key.
 //   - record.ErrParked: the topic is parked.
 //   - record.ErrPartitionParked: the partition is parked. For a side delivery (ticket.IsSide), and for any record
-//     during the replay, also: the partition has not been read back, so the record may already be in it.
+//     during the reread, also: the partition has not been read back, so the record may already be in it.
 //   - the error that ended the sink.
 func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	s.mu.Lock()
@@ -86,8 +86,8 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 		return err
 	}
 
-	if !top.isAdopted() {
-		s.keepUntilAdoptedLocked(top, rec, ticket, size, need)
+	if !top.isOpen() {
+		s.keepUntilOpenLocked(top, rec, ticket, size, need)
 		s.batches.changeUnresolvedLocked(1, size)
 		return nil
 	}
@@ -99,7 +99,7 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	// The record may have been sent before. Until the partitions that can hold it are read back,
 	// it must not be sent again.
 	side := ticket.IsSide()
-	mayBeCopy := s.replaying || side
+	mayBeCopy := s.rereading || side
 	if side && partition.quarantine {
 		return record.ErrPartitionParked
 	}
@@ -135,7 +135,7 @@ func (s *Sink) claimHitLocked(
 		return tp, 0, false
 	}
 
-	// N10: the key was sent in this replay.
+	// N10: the key was sent in this reread.
 	_, sent := topic.sentKeys[sentKey{ticket.IsSide(), string(rec.Key)}]
 	if rec.Key != nil && (sent || topic.allKeysSent) {
 		return tp, 0, false
@@ -173,9 +173,9 @@ func (s *Sink) findOrAddTopicLocked(name string) *topic {
 	return topic
 }
 
-// keepUntilAdoptedLocked queues a record for a topic that is not adopted yet (N9). resendWaitingLocked
+// keepUntilOpenLocked queues a record for a topic that is not open yet (N9). resendWaitingLocked
 // sends it on.
-func (s *Sink) keepUntilAdoptedLocked(topic *topic, rec *record.Record, ticket record.Ticket, size, need int) {
+func (s *Sink) keepUntilOpenLocked(topic *topic, rec *record.Record, ticket record.Ticket, size, need int) {
 	var kept *pending
 	if n := len(topic.waiting); n > 0 && topic.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
 		kept = topic.waiting[n-1]
@@ -189,8 +189,8 @@ func (s *Sink) keepUntilAdoptedLocked(topic *topic, rec *record.Record, ticket r
 	kept.wantedPartitions = append(kept.wantedPartitions, rec.Partition)
 
 	if topic.obstacle.none() {
-		topic.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", topic.name)}, time.Now())
-		retry.Signal(s.adopter.wake)
+		topic.setObstacle(obstacle{kindOpening, fmt.Sprintf("topic %q is being opened", topic.name)}, time.Now())
+		retry.Signal(s.opener.wake)
 	}
 	if topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > s.parker.maxObstructed {
 		retry.Signal(s.parker.wake)
@@ -251,22 +251,22 @@ func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 	return old != p && old.quarantine
 }
 
-// sentKey is a key of which a record was sent in this replay, by the stream or as a side delivery.
+// sentKey is a key of which a record was sent in this reread, by the stream or as a side delivery.
 type sentKey struct {
 	side bool
 	key  string
 }
 
-// markKeySentLocked notes that a record of key is sent in this replay.
+// markKeySentLocked notes that a record of key is sent in this reread.
 //
-// N10: once a record of a key was sent in this replay, no later record of the key in that topic
+// N10: once a record of a key was sent in this reread, no later record of the key in that topic
 // is skipped. In a compacted topic the later value must follow the earlier one, so it has to be
 // sent again. In other topics no record of a key is lost, so their keys are not marked.
 //
 // Stream and side deliveries are marked separately, because each kind is ordered only among
 // itself. Where the order between them matters, the stream event waits at a gate (N15).
 //
-// With too many keys it drops them and treats every key as sent. Until the replay ends, nothing is then
+// With too many keys it drops them and treats every key as sent. Until the reread ends, nothing is then
 // skipped, and records that are sent get the redelivered header.
 func (t *topic) markKeySentLocked(key []byte, side bool) {
 	if !t.compacted || t.hitsLeft == 0 || key == nil {

@@ -69,7 +69,7 @@ func (l *loop) settleRequest(err error) {
 		case err != nil:
 			reason.text = err.Error()
 		}
-		l.retryLaterLocked(partition, reason, now, 0)
+		l.retryLaterLocked(partition, reason, now)
 	}
 	l.sink.mu.Unlock()
 
@@ -88,7 +88,7 @@ func (l *loop) settleRequest(err error) {
 		}
 
 		// The parker skips busy partitions, and a partition may be busy at each of its ticks.
-		if !partition.obstacle.none() && l.sink.parker.mustParkLocked(partition, now, false) {
+		if !partition.obstacle.none() && l.sink.parker.mustParkLocked(partition, now, hasRoom) {
 			retry.Signal(l.sink.parker.wake)
 		}
 	}
@@ -139,7 +139,7 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 			retry.Signal(l.sink.refresher.wake)
 		}
 		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", partition.tp.Partition, partition.tp.Topic, result.Code)
-		l.retryLaterLocked(partition, obstacle{kindRejected, text}, now, 0)
+		l.retryLaterLocked(partition, obstacle{kindRejected, text}, now)
 
 	case kafkawire.VerdictTooLarge, kafkawire.VerdictBadRecords:
 		// Kafka checks the size and the records before it checks for duplicates. So an earlier
@@ -164,12 +164,13 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 	case kafkawire.VerdictRejected:
 		retry.Signal(l.sink.refresher.wake)
 		partition.away = partition.away || result.Code == kafkawire.UnknownTopicOrPartition
-		wait := rejectedRetry
+		why := topicObstacle(partition.tp.Topic, result.Err(), false)
 		// A leader that has just moved away responds with this code, too.
 		if result.Code == kafkawire.UnknownTopicOrPartition && partition.tries < movedTries {
-			wait = 0
+			l.retryLaterLocked(partition, why, now)
+		} else {
+			l.retryAfterLocked(partition, why, now, rejectedRetry)
 		}
-		l.retryLaterLocked(partition, topicObstacle(partition.tp.Topic, result.Err(), false), now, wait)
 
 	case kafkawire.VerdictFenced:
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, partition.tp.Topic, partition.tp.Partition, result.Code))
@@ -240,14 +241,15 @@ func (l *loop) removeAckedHeadLocked(partition *partition, head *pending, result
 	return ackedBatch
 }
 
-// retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
-// sendBackoff.
-func (l *loop) retryLaterLocked(partition *partition, why obstacle, now time.Time, wait time.Duration) {
+// retryLaterLocked is retryAfterLocked with the next wait of sendBackoff.
+func (l *loop) retryLaterLocked(partition *partition, why obstacle, now time.Time) {
+	l.retryAfterLocked(partition, why, now, sendBackoff.Delay(partition.tries+1))
+}
+
+// retryAfterLocked schedules the same bytes to be sent again after wait.
+func (l *loop) retryAfterLocked(partition *partition, why obstacle, now time.Time, wait time.Duration) {
 	partition.tries++
 	partition.setObstacle(why, now)
-	if wait == 0 {
-		wait = sendBackoff.Delay(partition.tries)
-	}
 
 	// Until then, records that are queued do not make the partition ready.
 	partition.retryPending = true
@@ -389,7 +391,7 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 	why := obstacle{kindRejected, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
 		"look for a proxy or a network card that changes data", partition.tp.Partition, partition.tp.Topic)}
 	if batch.corruptCount%corruptTries != 0 {
-		l.retryLaterLocked(partition, why, now, 0)
+		l.retryLaterLocked(partition, why, now)
 		return
 	}
 
@@ -398,9 +400,9 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 	// The new batch continues the count, so that its retries become slow.
 	partition.queue[0].corruptCount = corruptCount
 
-	wait := time.Duration(0)
 	if corruptCount >= 2*corruptTries {
-		wait = rejectedRetry
+		l.retryAfterLocked(partition, why, now, rejectedRetry)
+	} else {
+		l.retryLaterLocked(partition, why, now)
 	}
-	l.retryLaterLocked(partition, why, now, wait)
 }

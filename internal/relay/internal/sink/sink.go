@@ -29,7 +29,7 @@ type TakeOver struct {
 	Holder record.Holder
 }
 
-// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
+// Sink sends records for one term of ownership. Send, Flush, Size, EndReread and State may be
 // called from any goroutine. The records of a partition have the order of the calls of Send.
 //
 // The sink's lock guards the topics, their partitions, and the state of the parts below.
@@ -42,7 +42,7 @@ type Sink struct {
 	codec  *batch.Codec
 
 	refresher *refresher
-	adopter   *adopter
+	opener    *opener
 	keeper    *keeper
 	parker    *parker
 	loops     *loopSet
@@ -52,7 +52,7 @@ type Sink struct {
 	topics        map[string]*topic
 	lastTopic     *topic // of the latest Send
 	producer      batch.Producer
-	replaying     bool // EndReplay was not called yet (N7, N10)
+	rereading     bool // EndReread was not called yet (N7, N10)
 	paused        bool // loops send nothing, because the sink moves to another transactional id
 	ended         error
 	cancelRun     func(error) // ends Run; set by Run
@@ -88,7 +88,7 @@ func (o *Opener) Open(ctx context.Context, takeOver TakeOver, claims Claims, ack
 	if n := len(out.Forgotten); n > 0 {
 		sink.log.Info("topics that were deleted are forgotten", "topics", n, "first", out.Forgotten[0])
 	}
-	sink.adoptTails(out, in.Offsets)
+	sink.addTails(out, in.Offsets)
 
 	// Run repeats this, so only the end of ctx is an error.
 	if err := sink.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
@@ -107,12 +107,12 @@ func (o *Opener) newSink(takeOver TakeOver, claims Claims, acks record.Acks, out
 		log:       o.cfg.Log,
 		codec:     o.codec,
 		producer:  batch.Producer(out.Producer),
-		replaying: true,
+		rereading: true,
 		topics:    map[string]*topic{},
 		batches:   &batchPool{maxBytes: o.cfg.ParkBytes, tickets: &o.tickets},
 	}
 	sink.refresher = &refresher{sink: sink, wake: make(chan struct{}, 1)}
-	sink.adopter = &adopter{sink: sink, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
+	sink.opener = &opener{sink: sink, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
 	sink.keeper = &keeper{sink: sink, session: out.Session, expiry: expiry}
 	sink.parker = &parker{
 		sink:          sink,
@@ -145,9 +145,9 @@ func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int6
 	offsets[tp.Topic] = list
 }
 
-// adoptTails creates the topics of a takeover. Every partition gets its stored offset. Partitions
+// addTails creates the topics of a takeover. Every partition gets its stored offset. Partitions
 // in quarantine need it too, because their stored offset must not move.
-func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
+func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 	findOrAdd := func(tp record.TopicPartition) *partition {
 		topic := s.topics[tp.Topic]
 		if topic == nil {
@@ -253,12 +253,12 @@ func (s *Sink) Compacted(topic string) bool {
 	return known == nil || known.compacted
 }
 
-// EndReplay notes that the stream has passed the time of the takeover: no event that follows can
+// EndReread notes that the stream has passed the time of the takeover: no event that follows can
 // have been sent before. It drops the read-back.
-func (s *Sink) EndReplay() {
+func (s *Sink) EndReread() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.replaying = false
+	s.rereading = false
 	for _, t := range s.topics {
 		t.hitsLeft, t.sentKeys, t.allKeysSent = 0, nil, false
 		for _, p := range t.partitions {

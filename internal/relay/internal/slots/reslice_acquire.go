@@ -153,7 +153,7 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 	defer cancel()
 	for _, h := range r.held {
 		if err := h.Release(ctx, nil); err != nil {
-			r.log.Warn("cannot release a lease; it expires", "error", err)
+			r.log.Warn("cannot release a lease; the relays of its slot wait until it expires", "error", err)
 		}
 	}
 
@@ -162,10 +162,10 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 			continue
 		}
 		if err := lease.Resume(ctx, r.watchers, id); err != nil {
-			r.log.Error("a slot stays paused; run `outrelay resume`", "slot", id, "error", err)
+			r.log.Error("cannot resume a slot; it stays paused", "slot", id, "error", err, "fix", "run `outrelay resume`")
 		}
 	}
 	if err := r.divisions.Unmark(ctx, r.cfg.Watcher); err != nil {
-		r.log.Warn("cannot remove the mark of a running reslice", "error", err)
+		r.log.Warn("cannot remove the mark of a running reslice; the next reslice removes it", "error", err)
 	}
 }

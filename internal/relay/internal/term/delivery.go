@@ -49,7 +49,7 @@ func (t *term) buildConfig() pipeline.BuildConfig {
 }
 
 // prepareDelivery returns the delivery of the term, which sends to sink. It finishes what an earlier owner has sent outside of the
-// order of the stream, and loads what it has stored. until is the end of the replay window.
+// order of the stream, and loads what it has stored. until is the end of the reread window.
 func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.Document, until bson.Timestamp) (*delivery, error) {
 	margin := mongodb.Margin(ctx, t.slot.shared.Mongo.Stream)
 	dispatcher := pipeline.NewDispatcher(t.resolver, sink)
@@ -66,7 +66,7 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 	}
 
 	// The stream repeats the events of envelopes that were sent outside of its order since the position.
-	t.resolver.BeginReplay(finished > 0 || previous != nil || doc.Beside > outboxes.PosOf(t.start.from))
+	t.resolver.BeginReread(finished > 0 || previous != nil || doc.Beside > outboxes.PosOf(t.start.from))
 
 	build, cfg := t.buildConfig(), &t.slot.cfg
 	feed := pipeline.FeedConfig{
@@ -108,7 +108,7 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		Term:         &streamEvents{recovery: recovery, collections: t.collections, indexes: t.indexes, held: t.held, calls: t.calls},
 		Collections:  t.collections.Claimed,
 		Swept:        skip,
-		ReplayUntil:  until,
+		RereadUntil:  until,
 		Previous:     previous,
 		DrainedSlots: t.start.drainedSlots,
 	})

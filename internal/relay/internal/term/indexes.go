@@ -126,7 +126,7 @@ func (k *indexKeeper) isSettled(err error, outbox outboxes.Outbox, warnOnce func
 		return true
 	case errors.As(err, &rejected):
 		warnOnce("an index is missing because of a missing privilege; the purge and scheduled deliveries read the whole collection",
-			"collection", outbox.NS(), "grant", rejected.Action, "on", rejected.On, "fix", rejected.Advice)
+			"collection", outbox.NS(), "grant", rejected.Action, "on", rejected.On, "fix", rejected.Fix)
 		return false
 	}
 	warnOnce("an index is missing; the purge and scheduled deliveries read the whole collection", "collection", outbox.NS(), "error", err)

@@ -63,7 +63,7 @@ func (j *journal) announceParked(unwritable []sink.Unwritable) {
 	}
 
 	for topic := range flowing {
-		j.appendInBackground(nodes.TopicFlows, bson.D{{Key: "topic", Value: topic}})
+		j.appendInBackground(nodes.TopicUnparked, bson.D{{Key: "topic", Value: topic}})
 	}
 	j.parkedTopics = parked
 }

@@ -191,7 +191,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	m.journal.announceParked(unwritable)
 	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
 		line := []any{"waits", text, "records", records}
-		// The log recognizes the outage by its error.
+		// With the error of the outage, the log counts this line to the outage and does not repeat it.
 		if away := m.slot.shared.Kafka.Outage(); away != nil {
 			line = append(line, "error", away)
 		}

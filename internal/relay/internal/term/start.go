@@ -37,9 +37,9 @@ type startPoint struct {
 	unsavedDescription *lease.Update          // of the new stream; saved once the position has passed from
 }
 
-// findStart returns where to open the stream, and sets from to the position that stays until the
-// stream moves it. began is a cluster time before the collections were listed.
-func (s *startPoint) findStart(
+// chooseStart sets from to the position that stays until the stream moves it, and drainedSlots and unsavedDescription to
+// their values of the document. It returns where to open the stream. began is a cluster time before the collections were listed.
+func (s *startPoint) chooseStart(
 	ctx context.Context, doc *lease.Document, began bson.Timestamp,
 ) (changes.Start, error) {
 	hash := s.slot.scope.PipelineHash()

@@ -48,7 +48,7 @@ func (t *term) takeOver(ctx context.Context) (delivery *delivery, start changes.
 	if err := t.findSchedules(ctx, &doc); err != nil {
 		return nil, start, err
 	}
-	if start, err = t.start.findStart(ctx, &doc, began); err != nil {
+	if start, err = t.start.chooseStart(ctx, &doc, began); err != nil {
 		return nil, start, err
 	}
 	if err := t.claimCollections(ctx, claims); err != nil {

@@ -328,7 +328,7 @@ func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
 	if err := t.held.Release(ctx, t.progress.checkpoint); err != nil {
-		t.log.Warn("cannot release the lease; it expires", "error", err, "ttl", t.slot.cfg.Lease.TTL)
+		t.log.Warn("cannot release the lease; a standby waits until it expires", "error", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}
 

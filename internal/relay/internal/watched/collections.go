@@ -114,7 +114,7 @@ func (c *Collections) ClaimCollections(
 	of := outboxes.ByUUID(claims)
 	for _, o := range c.WatchedOutboxes() {
 		if !o.Identified() {
-			c.Log.Warn("cannot read the identity of a collection, so a re-creation is not detected",
+			c.Log.Warn("cannot read the identity of a collection; a re-creation is not detected",
 				"collection", o.NS(), "fix", "grant listCollections on its database")
 			continue
 		}

@@ -90,7 +90,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		if err == nil {
 			l.replicaSet = id
 			if id == "" {
-				l.log.Warn("cannot read the id of the replica set, so copied state is not detected", "fix",
+				l.log.Warn("cannot read the id of the replica set; copied state is not detected", "fix",
 					"grant the action replSetGetConfig on the cluster (role clusterMonitor) to the relay's user")
 			}
 			return nil
@@ -101,7 +101,7 @@ func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 		}
 		// One line for each outage: the attempts would fill the log.
 		if back.Attempts() == 0 {
-			l.log.Warn("cannot reach MongoDB to acquire the lease", "error", err, "fix", adviceFor(err))
+			l.log.Warn("cannot reach MongoDB to acquire the lease; trying again", "error", err, "fix", fixFor(err))
 		}
 		if err := back.Wait(ctx); err != nil {
 			return err
@@ -138,7 +138,7 @@ func (l *Lease) standBy(ctx context.Context) (*Held, error) {
 		// An error at the end of ctx is no problem of the server.
 		if err != nil && ctx.Err() == nil {
 			if back.Attempts() == 0 {
-				l.log.Warn("cannot read the lease", "error", err, "fix", adviceFor(err))
+				l.log.Warn("cannot read the lease; trying again", "error", err, "fix", fixFor(err))
 			}
 			wait = back.Next()
 		} else {

@@ -190,7 +190,7 @@ func sortedOffsets(byTopic map[string][]int64) []TopicOffsets {
 
 // mergeOffsets returns held with the offsets of next. Where next has an offset below 0, or lacks the
 // partition, the offset in held stays: the snapshot may have been taken just before a partition was
-// adopted (N9). The arguments are not changed.
+// opened (N9). The arguments are not changed.
 func mergeOffsets(held, next map[string][]int64) map[string][]int64 {
 	out := maps.Clone(held)
 	if out == nil {

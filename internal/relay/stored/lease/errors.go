@@ -72,8 +72,8 @@ func mayRetryTransaction(err error) bool {
 	return timedOut || errors.Is(err, errOutcomeUnknown) || mayBeApplied(err)
 }
 
-// adviceFor returns the fix that an operator can make after err.
-func adviceFor(err error) string {
+// fixFor returns the fix that an operator can make after err.
+func fixFor(err error) string {
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return "grant find, insert and update on the state database to the relay's user"

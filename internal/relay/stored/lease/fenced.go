@@ -53,7 +53,7 @@ func (h *Held) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Cont
 
 		if errors.Is(err, mongodb.ErrSlow) {
 			h.log.Warn("a transaction of the owner does not end in time; the next one is smaller",
-				"attempts", back.Attempts(), "error", last, "fix", adviceFor(last))
+				"attempts", back.Attempts(), "error", last, "fix", fixFor(last))
 		}
 		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
@@ -65,7 +65,7 @@ func (h *Held) Fenced(ctx context.Context, also bson.D, fn func(ctx context.Cont
 		}
 		if back.Attempts()%warnEvery == 0 || time.Since(logged) >= warnAfter {
 			logged = time.Now()
-			h.log.Warn("a transaction of the owner fails again and again", "error", err, "fix", adviceFor(err))
+			h.log.Warn("a transaction of the owner fails again and again", "error", err, "fix", fixFor(err))
 			h.reportTrouble(err, began, !reported)
 			reported = true
 		}
@@ -135,7 +135,7 @@ func (h *Held) runTransaction(ctx context.Context, also bson.D, fn func(ctx cont
 		// lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
-		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
+		if _, err := h.confirmWrite(call, h.seq, renewing); err != nil {
 			return err
 		}
 		return errOutcomeUnknown

@@ -211,6 +211,14 @@ type ownerFields struct {
 	RenewedAt time.Time `bson:"renewedAt"`
 }
 
+// purpose is the purpose of a write of the owner.
+type purpose bool
+
+const (
+	renewing  purpose = false
+	releasing purpose = true
+)
+
 // ownerProjection is the projection that yields ownerFields.
 var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewedAt")
 
@@ -218,13 +226,13 @@ var ownerProjection = mongodb.Fields("owner", "epoch", "seq", "control", "renewe
 // must hold the turn. It returns [ErrLeaseLost] or an error of the server. After an error of the server
 // the outcome is unknown. The next write has a higher seq and settles it: a delayed write with a lower
 // seq no longer matches.
-func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool) (ownerFields, error) {
+func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, purpose purpose) (ownerFields, error) {
 	// N1: two writes with different content never have the same seq.
 	h.seq++
 	lease, seq := h.lease, h.seq
 
 	set := bson.D{{Key: "seq", Value: seq}, {Key: "renewedAt", Value: "$$NOW"}}
-	if release {
+	if purpose == releasing {
 		set = append(set, bson.E{Key: "expiresAt", Value: "$$NOW"})
 		set = append(set, fields...)
 		set = append(set, bson.E{Key: "owner", Value: mongodb.Literal(nil)})
@@ -255,7 +263,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 		var stored ownerFields
 		err := lease.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&stored)
 		if errors.Is(err, mongo.ErrNoDocuments) {
-			stored, err = h.confirmWrite(call, seq, release)
+			stored, err = h.confirmWrite(call, seq, purpose)
 			// If the write was applied, it may have been the first one.
 			sent = firstSent
 		} else if err != nil && !resent && mayBeApplied(err) {
@@ -266,7 +274,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 			return ownerFields{}, err
 		}
 
-		if !release {
+		if purpose == renewing {
 			h.extendDeadline(sent)
 		}
 		return stored, nil
@@ -277,7 +285,7 @@ func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool
 // very write before its response was lost (N1). A higher epoch means that the lease is lost. If the
 // document shows neither, it is not up to date yet, and the error is errOutcomeUnknown. The caller must
 // hold the turn.
-func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (ownerFields, error) {
+func (h *Held) confirmWrite(ctx context.Context, seq int64, purpose purpose) (ownerFields, error) {
 	filter := bson.D{{Key: "_id", Value: h.lease.cfg.ID}}
 	var fields ownerFields
 	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection)).Decode(&fields)
@@ -302,7 +310,7 @@ func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (owne
 	}
 
 	expectedOwner := h.acquired.Owner
-	if released {
+	if purpose == releasing {
 		expectedOwner = ""
 	}
 	if fields.Owner == expectedOwner && fields.Seq == seq {

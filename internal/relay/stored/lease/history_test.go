@@ -131,7 +131,7 @@ func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) 
 	}
 
 	out, _ := h.recordOperation(client, leaseOp{kind: kind, epoch: held.acquired.Epoch}, func() (leaseResult, bool) {
-		v, err := held.writeOwnerFields(t.Context(), nil, release)
+		v, err := held.writeOwnerFields(t.Context(), nil, purpose(release))
 		if held.ctx.Err() != nil {
 			return leaseResult{lost: true}, true
 		}

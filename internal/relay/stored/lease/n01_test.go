@@ -176,7 +176,7 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 	// A delayed write arrives with a lower seq than the document has.
 	h.seq -= 2
 	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: mongodb.Literal(newPosition(1).Token)}},
-		false); err == nil {
+		renewing); err == nil {
 		t.Error("a delayed write succeeded")
 	}
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
@@ -193,8 +193,8 @@ func TestN01_AWriteOfUnknownOutcomeIsNotUndone(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 
-	lost, _ := h.changedFields(Checkpoint{Position: newPosition(7)})
-	if _, err := h.writeOwnerFields(t.Context(), lost, false); err != nil {
+	lost, _ := h.mergeCheckpoint(Checkpoint{Position: newPosition(7)})
+	if _, err := h.writeOwnerFields(t.Context(), lost, renewing); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(5)}}); err != nil {

@@ -91,12 +91,12 @@ func (h *Held) endError() error {
 // it. n counts the failures of the series.
 func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
-		h.log.Warn("cannot renew the lease", "error", err, "fix", adviceFor(err))
+		h.log.Warn("cannot renew the lease; work stops if it expires", "error", err, "fix", fixFor(err))
 	}
 
 	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
 		h.lease.cfg.Metrics.LeaseSuspended.Set(1)
-		h.log.Info("lease not renewed in time; work is suspended until it is")
+		h.log.Info("the lease was not renewed in time; work is suspended until it is renewed")
 	}
 }
 
@@ -133,7 +133,7 @@ func (h *Held) hasNewOffsets(offsets map[string][]int64) bool {
 // writeCheckpoint saves checkpoint and fields, and renews the lease. The caller must hold the turn.
 func (h *Held) writeCheckpoint(ctx context.Context, checkpoint Checkpoint, fields bson.D) error {
 	start := h.lease.clock()
-	set, moved := h.changedFields(checkpoint)
+	set, moved := h.mergeCheckpoint(checkpoint)
 	if moved {
 		crash.At("before-checkpoint")
 	}
@@ -144,7 +144,7 @@ func (h *Held) writeCheckpoint(ctx context.Context, checkpoint Checkpoint, field
 	if withOffsets {
 		h.storedOffsets = nil
 	}
-	ownerFields, err := h.writeOwnerFields(ctx, set, false)
+	ownerFields, err := h.writeOwnerFields(ctx, set, renewing)
 	if err != nil {
 		return err
 	}
@@ -175,9 +175,9 @@ func (h *Held) recordCheckpoint(writtenAt time.Duration) {
 	h.lease.cfg.Metrics.Checkpoints.Inc()
 }
 
-// changedFields returns the fields that checkpoint changes, and whether the position moves forward. The caller
-// must hold the turn.
-func (h *Held) changedFields(checkpoint Checkpoint) (set bson.D, moved bool) {
+// mergeCheckpoint merges checkpoint into the position and the offsets of this owner. It returns the fields that the next write
+// has to change, and whether the position moves forward. The caller must hold the turn.
+func (h *Held) mergeCheckpoint(checkpoint Checkpoint) (set bson.D, moved bool) {
 	// A position never goes back. If the stream offers an earlier one, the stream is at fault, not
 	// the document.
 	if !checkpoint.Position.IsZero() && checkpoint.Position.Compare(h.savedPosition) < 0 {

@@ -60,7 +60,7 @@ func (h *Held) retryWrite(ctx context.Context, doing string, write func() error)
 		}
 		// A renewal may succeed in the meantime, because it writes fewer fields.
 		if back.Attempts()%warnEvery == 0 {
-			h.log.Warn("cannot write the watcher document; trying again", "doing", doing, "error", err, "fix", adviceFor(err))
+			h.log.Warn("cannot write the watcher document; trying again", "doing", doing, "error", err, "fix", fixFor(err))
 		}
 	}
 }
@@ -166,8 +166,8 @@ func (h *Held) releaseOnce(ctx context.Context, source Source) error {
 	}
 	defer h.releaseTurn()
 
-	set, moved := h.changedFields(source.current())
-	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
+	set, moved := h.mergeCheckpoint(source.current())
+	if _, err := h.writeOwnerFields(ctx, set, releasing); err != nil {
 		return err
 	}
 	if moved {

@@ -44,7 +44,7 @@ const (
 	ConfigReloaded Kind = "config_reloaded"       // while the process ran
 	ConfigRejected Kind = "config_rejected"       // the new configuration cannot be used
 	TopicParked    Kind = "topic_parked"
-	TopicFlows     Kind = "topic_flows_again"
+	TopicUnparked  Kind = "topic_unparked"
 )
 
 // Kinds returns the kinds of entries that nodes write.
@@ -52,7 +52,7 @@ func Kinds() []Kind {
 	return []Kind{
 		TookOver, Released, LeaseLost, SteppedDown, Paused, Resumed, PinLapsed, GapFound, GapClosed, Invalidated, Dropped,
 		Renamed, WaitingDiscarded, Halted, NodeStarted, NodeStopped, NodeStale, NodeReturned, NodeListed, NodeTwice, ConfigDiffers,
-		ConfigReloaded, ConfigRejected, TopicParked, TopicFlows,
+		ConfigReloaded, ConfigRejected, TopicParked, TopicUnparked,
 	}
 }
 

@@ -122,7 +122,7 @@ func ListEach(
 func ListDatabases(ctx context.Context, client *mongo.Client) ([]string, error) {
 	notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
 	databases, err := client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
-	return databases, mongodb.DescribeErrorWithAdvice(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
+	return databases, mongodb.DescribeErrorWithFix(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
 }
 
 // listDatabase returns what exists in db under matching names, in no order.

@@ -64,7 +64,7 @@ func (e Edit) rename(mapping *envelope.Mapping) (Edit, error) {
 	for _, f := range e.Set {
 		name := mapping.Name(f.Key)
 		if name == "" {
-			return e, fmt.Errorf("by the mapping, no field of the documents holds %s", f.Key)
+			return e, fmt.Errorf("the mapping has no field for %s; change a field that it maps", f.Key)
 		}
 		renamed.Set = append(renamed.Set, bson.E{Key: name, Value: f.Value})
 	}

@@ -208,7 +208,7 @@ func (d Database) createCollection(ctx context.Context, name string, log *slog.L
 	case mongodb.HasCode(err, codeNamespaceExists):
 		return nil
 	case err != nil:
-		return mongodb.DescribeErrorWithAdvice(err, "creating "+d.Namespace(name), "createCollection", d.Namespace(name),
+		return mongodb.DescribeErrorWithFix(err, "creating "+d.Namespace(name), "createCollection", d.Namespace(name),
 			"have somebody else run: "+strings.Join(d.Statements(), "; "))
 	}
 	log.Info("created a collection of the state database", "statement", d.createStatement(name))

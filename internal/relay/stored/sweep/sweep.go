@@ -254,8 +254,8 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 		}
 
 		// A transaction that was open at the end of the stretch has no lower stamp than this.
-		keep := source.ts.After(mongodb.Earlier(r.To, r.Margin))
-		if err := r.deliverCurrent(ctx, source, keep); err != nil {
+		again := repetition(source.ts.After(mongodb.Earlier(r.To, r.Margin)))
+		if err := r.deliverCurrent(ctx, source, again); err != nil {
 			return err
 		}
 
@@ -309,7 +309,7 @@ func (r *sweepRun) sweepUnstamped(ctx context.Context, outbox outboxes.Outbox) e
 		if err != nil || !more {
 			return err
 		}
-		if err := r.deliverCurrent(ctx, source, true); err != nil {
+		if err := r.deliverCurrent(ctx, source, mayRepeat); err != nil {
 			return err
 		}
 	}
@@ -357,10 +357,15 @@ func (r *sweepRun) retryReads(ctx context.Context, op func(context.Context) erro
 	return err
 }
 
-// deliverCurrent delivers the current envelope of source. If keep is set, the stream may repeat it: then it is
-// added to Skip, and left out if it is there already.
-func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, keep bool) error {
-	if keep && r.Skip.contains(source.db, source.name, byte(source.id.Type), source.id.Value) {
+// repetition is whether the stream may repeat an envelope of the sweep.
+type repetition bool
+
+const mayRepeat repetition = true
+
+// deliverCurrent delivers the current envelope of source. If the stream may repeat it, it is added to Skip, and left out if it
+// is there already.
+func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, again repetition) error {
+	if again == mayRepeat && r.Skip.contains(source.db, source.name, byte(source.id.Type), source.id.Value) {
 		r.Skipped++
 		return nil
 	}
@@ -375,7 +380,7 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, keep bool
 	}
 
 	r.Swept++
-	if keep {
+	if again == mayRepeat {
 		r.Skip.addID(source.db, source.name, byte(source.id.Type), source.id.Value)
 	}
 	return nil

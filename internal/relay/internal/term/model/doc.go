@@ -7,7 +7,7 @@
 //
 //   - MongoDB: the outboxes, the stream, the watcher document, the stores. A write of an owner is fenced by its epoch (N1, N3).
 //   - Kafka: logs with epochs and markers (N4), requests and responses that are on their way.
-//   - sink: queues, one request in flight for each partition, adoption (N9), parking (N11), rejections.
+//   - sink: queues, one request in flight for each partition, opening of topics (N9), parking (N11), rejections.
 //   - the writes of the ledger (N16), the claims of scheduled envelopes (N19), the order of a takeover.
 //
 // Each schedule is a list of steps with a seed each. A schedule that breaks a promise is shortened, and its trace printed. Each undo

@@ -135,8 +135,8 @@ func (s *sink) TopicsWithHits() (list []string) {
 	return list
 }
 
-// EndReplay implements pipeline.Sink.
-func (s *sink) EndReplay() {
+// EndReread implements pipeline.Sink.
+func (s *sink) EndReread() {
 	for _, part := range s.parts {
 		part.hits = &fence.Known{}
 	}

@@ -148,16 +148,16 @@ func (w *world) takeOver() {
 
 	previous := t.load(ctx)
 	beside := finished > 0 || !previous.IsEmpty() || w.doc.beside > outboxes.PosOf(w.doc.position)
-	t.resolver.BeginReplay(beside)
+	t.resolver.BeginReread(beside)
 
 	until := bson.Timestamp{T: w.now, I: 1 << 20}
-	if w.undo == endReplayEarly {
-		t.dispatcher.EndReplay()
+	if w.undo == endRereadEarly {
+		t.dispatcher.EndReread()
 	}
 	build := build
 	build.Now = w.clock
 	t.pump = pipeline.NewPump(build, pipeline.FeedConfig{Dispatcher: t.dispatcher, Notes: &notes{}, StampMargin: 60}, pipeline.PumpConfig{
-		Term: &notes{}, Collections: map[[16]byte]bool{}, Swept: sweep.NewSkip(1 << 10), ReplayUntil: until, Previous: previous,
+		Term: &notes{}, Collections: map[[16]byte]bool{}, Swept: sweep.NewSkip(1 << 10), RereadUntil: until, Previous: previous,
 	})
 	position := outboxes.PosOf(w.doc.position)
 	t.cursor = len(w.stream)

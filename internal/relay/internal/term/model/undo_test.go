@@ -19,7 +19,7 @@ const (
 	skipReadBack       // N7: the read-back finds nothing
 	offsetsOfAcks      // N8: the stored offset follows the last ack
 	skipFinishSent     // N8: waiting envelopes that an earlier owner sent are not finished
-	endReplayEarly     // N7: the read-back is dropped before the stream has passed it
+	endRereadEarly     // N7: the read-back is dropped before the stream has passed it
 	settleEarly        // N8, N19: the offsets of a claim are released before the claim is removed
 	adoptedUnsaved     // N9: the end of a new partition is not stored before its first record
 	sendDespiteDoubt   // N11: a partition takes records again although a batch may be in its log
@@ -48,7 +48,7 @@ var undone = map[undo]struct{ name, finds string }{
 	skipReadBack:       {"nothing is read back", "repeated"},
 	offsetsOfAcks:      {"stored offsets follow the acks", "repeated"},
 	skipFinishSent:     {"waiting envelopes that were sent are not finished", "repeated"},
-	endReplayEarly:     {"the read-back is dropped early", "repeated"},
+	endRereadEarly:     {"the read-back is dropped early", "repeated"},
 	settleEarly:        {"the offsets of claims are released early", "repeated"},
 	adoptedUnsaved:     {"new partitions are not stored", "repeated"},
 	sendDespiteDoubt:   {"a batch in doubt is ignored", "repeated"},

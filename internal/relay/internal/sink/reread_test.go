@@ -59,14 +59,14 @@ func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	return p, hits
 }
 
-// requireHitsDropped checks that nothing of the replay is left.
+// requireHitsDropped checks that nothing of the reread is left.
 func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	top := r.topics[topic]
 	if top.hitsLeft != 0 || top.sentKeys != nil || top.allKeysSent {
-		t.Errorf("%d hits and %d keys are left of the replay, want 0", top.hitsLeft, len(top.sentKeys))
+		t.Errorf("%d hits and %d keys are left of the reread, want 0", top.hitsLeft, len(top.sentKeys))
 	}
 
 	for _, p := range top.partitions {
@@ -104,7 +104,7 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	// These records are in the topic, but the sink no longer has the proof that no record of k was
 	// sent since.
 	r.sendSequence(t, topic, 2, 4)
-	r.EndReplay()
+	r.EndReread()
 	r.sendSequence(t, topic, 4, 5)
 	r.run(t)
 	r.acks.waitResolved(7)
@@ -125,7 +125,7 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 }
 
 // TestN10_IsNotAboutDeliveriesOutsideOfTheStream: a scheduled or replayed envelope that is sent
-// during a replay has no place in the order of its key. Stream records of the key that are in the
+// during a reread has no place in the order of its key. Stream records of the key that are in the
 // topic are found all the same.
 func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	t.Parallel()
@@ -139,7 +139,7 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	}
 
 	r.sendSequence(t, topic, 0, 4)
-	r.EndReplay()
+	r.EndReread()
 	r.run(t)
 	r.acks.waitResolved(5)
 	if got := valuesOf(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {

@@ -290,7 +290,7 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 }
 
 // TestManyMissingTopicsAreCreatedApart: the controller does not respond while many topics are missing. A topic that exists is
-// adopted in the meantime. The others need few requests, and one that cannot be created does not hinder the rest.
+// opened in the meantime. The others need few requests, and one that cannot be created does not hinder the rest.
 func TestManyMissingTopicsAreCreatedApart(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "there"))
@@ -338,16 +338,16 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
 }
 
-// TestN09_ATopicThatIsCreatedLateIsAdoptedWhole: a topic was missing for longer than the time that parks it. When it is
+// TestN09_ATopicThatIsCreatedLateIsOpenedWhole: a topic was missing for longer than the time that parks it. When it is
 // created, one of its partitions has no leader for a moment. It gets no quarantine, which only a takeover would end.
-func TestN09_ATopicThatIsCreatedLateIsAdoptedWhole(t *testing.T) {
+func TestN09_ATopicThatIsCreatedLateIsOpenedWhole(t *testing.T) {
 	t.Parallel()
 	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
 	kc.Fault(kfake.Fault{
 		Keys: []kmsg.Key{kmsg.ListOffsets}, Topic: "late", Partitions: []int32{1}, Err: kerr.NotLeaderForPartition, Count: 1,
 	})
 	u := fakeOptions(brokers...)
-	u.cfg.ParkAfter = 3 * adoptEvery
+	u.cfg.ParkAfter = 3 * openEvery
 	d := openWithHolder(t, u)
 	d.sendSequence("late", 0, 3)
 	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 3 })
@@ -407,7 +407,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 }
 
 // TestN08_IdlePartitionsMoveTheirStoredOffset: the stored offset of an idle partition follows its
-// end, but not during a replay, in flight or in quarantine.
+// end, but not during a reread, in flight or in quarantine.
 func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
@@ -430,13 +430,13 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	if err := r.kill(); err != nil {
 		t.Fatal(err)
 	}
-	// During the replay nothing moves: hits may be below the end.
+	// During the reread nothing moves: hits may be below the end.
 	r.refreshIdleOffsets(t.Context())
 	if len(r.acks.idle) != 0 {
-		t.Fatalf("idle offsets %v during the replay, want none", r.acks.idle)
+		t.Fatalf("idle offsets %v during the reread, want none", r.acks.idle)
 	}
 
-	r.EndReplay()
+	r.EndReread()
 	r.refreshIdleOffsets(t.Context())
 	for p, want := range []int64{1, 5} {
 		if got := r.acks.idle[record.TopicPartition{Topic: topic, Partition: int32(p)}]; got != want {
@@ -505,7 +505,7 @@ func TestN07_RecordsSentBeforeAreAckedAtTheirOffsets(t *testing.T) {
 		t.Fatalf("Send of a closed sink returned %v, want ErrClosed", err)
 	}
 
-	second.EndReplay()
+	second.EndReread()
 	second.send(t, newRecord(topic, "k0", "k0/20"))
 	second.Flush()
 	second.acks.waitResolved(121)
@@ -538,9 +538,9 @@ func TestN07_FoundAlsoWhenTheTopicHasGrownSince(t *testing.T) {
 	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
 }
 
-// TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash: the stored offsets include the new
+// TestN07_FoundAlsoWhenTheGrowthWasStoredBeforeTheCrash: the stored offsets include the new
 // partitions, and the checkpoint precedes events that were acknowledged in the old ones.
-func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
+func TestN07_FoundAlsoWhenTheGrowthWasStoredBeforeTheCrash(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 1)
 	txid, c := "outrelay.test."+topic, &claims{}
@@ -598,7 +598,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 		_, _ = d.send(newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
 	}
 	d.r.Flush()
-	d.r.EndReplay()
+	d.r.EndReread()
 	d.r.fail(ErrReopen)
 	d.openNext()
 	d.release()
@@ -750,7 +750,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	}
 
 	// As if the partition could be read now, soon after another takeover and later.
-	second.EndReplay()
+	second.EndReread()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
 	second.c.reopened.Store(time.Now().UnixNano())
 	if err := k.readQuarantine(t.Context()); err != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A key that has moved or was removed is rejected with what takes its place, in each source.
+// A key or value that has moved or was removed is rejected with what takes its place, in each source.
 func TestAFormerKeyNamesItsSuccessor(t *testing.T) {
 	t.Parallel()
 	base := []string{"mongodb.uri=mongodb://h/a", "kafka.brokers=h:1", "watch=a.outbox"}
@@ -16,6 +16,8 @@ func TestAFormerKeyNamesItsSuccessor(t *testing.T) {
 		{nil, []string{"mongodb.state=x"}, "mongodb.state: unknown key; state.database replaces it"},
 		{[]string{"OUTRELAY_MONGODB_STATE=x"}, nil, "OUTRELAY_MONGODB_STATE: unknown environment variable; OUTRELAY_STATE_DATABASE replaces it"},
 		{nil, []string{"kafka.delivery=idempotent"}, "kafka.delivery: unknown key; delete it: every record"},
+		{nil, []string{"kafka.lanes=2"}, "kafka.lanes: unknown key; kafka.requests_per_broker replaces it"},
+		{nil, []string{"recording=watermark"}, `recording: found "watermark"; position replaces it`},
 		{[]string{"OUTRELAY_KAFKA_DELIVERY=idempotent"}, nil, "OUTRELAY_KAFKA_DELIVERY: unknown environment variable; delete it: every record"},
 	} {
 		if _, _, err := Load("", c.env, append(c.set, base...)); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -16,11 +16,11 @@ import (
 // the watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
 // topics flow.
 //
-// The end of a partition without a leader is unknown. If that lasts, the topic is adopted without it: the
+// The end of a partition without a leader is unknown. If that lasts, the topic is opened without it: the
 // stored offset of the partition is 0, and the partition is in quarantine until a takeover has read it.
 
 const (
-	adoptEvery   = time.Second // between two attempts to adopt a topic
+	openEvery    = time.Second // between two attempts to open a topic
 	createdPoll  = 50 * time.Millisecond
 	createdTries = 40
 	// createAtOnce bounds the topics of one request: a controller accepts at most 10,000 changes at a time, and each
@@ -28,49 +28,49 @@ const (
 	createAtOnce = 100
 )
 
-// adopter adopts new topics, and creates missing ones. It works on the topics of the sink under the sink's lock.
-type adopter struct {
+// opener opens new topics, and creates missing ones. It works on the topics of the sink under the sink's lock.
+type opener struct {
 	sink    *Sink
 	create  *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
-	wake    chan struct{}          // one token: a topic waits for adoption
+	wake    chan struct{}          // one token: a topic waits to be opened
 	missing chan struct{}          // one token: a topic has to be created
 }
 
-// runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
-func (a *adopter) runAdopter(ctx context.Context) error {
-	tick := time.NewTicker(adoptEvery)
+// runOpener opens topics whose records wait, when it is woken and every second, until ctx ends.
+func (o *opener) runOpener(ctx context.Context) error {
+	tick := time.NewTicker(openEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-a.wake:
+		case <-o.wake:
 		}
 
-		if err := a.adoptTopics(ctx); err != nil && ctx.Err() == nil {
-			a.sink.log.Warn("adopting topics failed; retrying", "error", err)
-			// Each new topic wakes the adopter. This pause keeps a series of new topics from becoming a
+		if err := o.openTopics(ctx); err != nil && ctx.Err() == nil {
+			o.sink.log.Warn("cannot open topics; trying again", "error", err)
+			// Each new topic wakes the opener. This pause keeps a series of new topics from becoming a
 			// series of failing requests.
-			_ = retry.Sleep(ctx, adoptEvery/4)
+			_ = retry.Sleep(ctx, openEvery/4)
 		}
 	}
 }
 
-// topicsToAdopt returns the topics without partitions that have or had records.
-func (a *adopter) topicsToAdopt() []string {
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
+// topicsToOpen returns the topics without partitions that have or had records.
+func (o *opener) topicsToOpen() []string {
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
 	var names []string
 	now := time.Now()
-	for name, t := range a.sink.topics {
+	for name, t := range o.sink.topics {
 		if now.Before(t.nextAttempt) {
 			continue
 		}
 
-		// Send keeps no more records for a parked topic, and only its adoption shows that it can be
+		// Send keeps no more records for a parked topic, and only its opening shows that it can be
 		// written again.
-		if !t.isAdopted() && (len(t.waiting) > 0 || t.parked) {
+		if !t.isOpen() && (len(t.waiting) > 0 || t.parked) {
 			names = append(names, name)
 		}
 	}
@@ -78,18 +78,18 @@ func (a *adopter) topicsToAdopt() []string {
 	return names
 }
 
-// adoptTopics adopts all topics that wait for it, together: one metadata request, one request for
-// offsets to each leader, one write. Topics that cannot be adopted get an obstacle. The error is that
+// openTopics opens all topics that wait for it, together: one metadata request, one request for
+// offsets to each leader, one write. Topics that cannot be opened get an obstacle. The error is that
 // of a request that all topics need.
-func (a *adopter) adoptTopics(ctx context.Context) error {
-	names := a.topicsToAdopt()
+func (o *opener) openTopics(ctx context.Context) error {
+	names := o.topicsToOpen()
 	if len(names) == 0 {
 		return nil
 	}
 
-	layout, err := a.sink.c.kafka.Metadata(ctx, names)
+	layout, err := o.sink.c.kafka.Metadata(ctx, names)
 	if err != nil {
-		a.noteObstacle(names, err)
+		o.noteObstacle(names, err)
 		return err
 	}
 
@@ -98,7 +98,7 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	for _, name := range names {
 		tl := layout.Topics[name]
 		if tl.Err != nil || len(tl.Partitions) == 0 {
-			a.noteObstacle([]string{name}, tl.Err)
+			o.noteObstacle([]string{name}, tl.Err)
 			continue
 		}
 		good = append(good, name)
@@ -112,9 +112,9 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		return nil
 	}
 
-	ends, _ := a.sink.c.kafka.ListOffsets(ctx, leaders)
+	ends, _ := o.sink.c.kafka.ListOffsets(ctx, leaders)
 	good = slices.DeleteFunc(good, func(name string) bool {
-		return !a.mayOpen(name, len(layout.Topics[name].Partitions), ends)
+		return !o.mayOpen(name, len(layout.Topics[name].Partitions), ends)
 	})
 	if len(good) == 0 {
 		return nil
@@ -122,9 +122,9 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 
 	// Without its configuration, a topic counts as compacted (N10), and the responses of the brokers
 	// show the largest batch.
-	configs, configErr := a.sink.c.kafka.DescribeTopics(ctx, good)
+	configs, configErr := o.sink.c.kafka.DescribeTopics(ctx, good)
 	if configErr != nil {
-		a.sink.log.Debug("reading topic limits failed", "error", configErr)
+		o.sink.log.Debug("reading topic limits failed", "error", configErr)
 	}
 
 	// N9: the offsets are stored before the first record is sent. An unknown end is stored as 0, so that a
@@ -136,29 +136,29 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 			setOffset(offsets, tp, ends[tp])
 		}
 	}
-	if err := a.sink.claims.SaveSenders(ctx, nil, offsets); err != nil {
+	if err := o.sink.claims.SaveSenders(ctx, nil, offsets); err != nil {
 		return fmt.Errorf("saving the first offsets of topics: %w", err)
 	}
 
 	for _, name := range good {
 		for id, end := range offsets[name] {
-			a.sink.acks.Restore(record.TopicPartition{Topic: name, Partition: int32(id)}, end)
+			o.sink.acks.Restore(record.TopicPartition{Topic: name, Partition: int32(id)}, end)
 		}
-		a.openTopic(name, layout.Topics[name], configs[name], ends)
+		o.openTopic(name, layout.Topics[name], configs[name], ends)
 	}
 	// openTopic has cleared the mark.
 	if configErr != nil {
-		a.sink.mu.Lock()
-		a.sink.refresher.markConfigsStaleLocked(good)
-		a.sink.mu.Unlock()
+		o.sink.mu.Lock()
+		o.sink.refresher.markConfigsStaleLocked(good)
+		o.sink.mu.Unlock()
 	}
-	a.sink.Flush()
+	o.sink.Flush()
 	return nil
 }
 
-// mayOpen reports whether the topic can be adopted with the known ends of its partitions. Otherwise it notes
+// mayOpen reports whether the topic can be opened with the known ends of its partitions. Otherwise it notes
 // the obstacle. Most partitions that have no leader get one within seconds, and then need no takeover.
-func (a *adopter) mayOpen(name string, partitions int, ends map[record.TopicPartition]int64) bool {
+func (o *opener) mayOpen(name string, partitions int, ends map[record.TopicPartition]int64) bool {
 	known := 0
 	for id := range partitions {
 		if _, ok := ends[record.TopicPartition{Topic: name, Partition: int32(id)}]; ok {
@@ -169,41 +169,41 @@ func (a *adopter) mayOpen(name string, partitions int, ends map[record.TopicPart
 		return true
 	}
 
-	a.sink.mu.Lock()
-	topic := a.sink.topics[name]
+	o.sink.mu.Lock()
+	topic := o.sink.topics[name]
 	// The topic may have been missing until now. It has been leaderless only since it exists.
 	if topic.obstacle.kind != kindNoLeader {
 		topic.leaderlessSince = time.Now()
 	}
-	lasting := time.Since(topic.leaderlessSince) >= a.sink.parker.parkAfter
-	a.sink.mu.Unlock()
+	lasting := time.Since(topic.leaderlessSince) >= o.sink.parker.parkAfter
+	o.sink.mu.Unlock()
 
-	a.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
+	o.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
 	return known > 0 && lasting
 }
 
-// runCreator creates missing topics, if so configured, until ctx ends. It is apart from the adoption, because topics that exist
+// runCreator creates missing topics, if so configured, until ctx ends. It is apart from the opening of topics, because topics that exist
 // must not wait for a slow controller.
-func (a *adopter) runCreator(ctx context.Context) error {
+func (o *opener) runCreator(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.missing:
+		case <-o.missing:
 		}
 
-		for names := a.takeMissing(); len(names) > 0 && ctx.Err() == nil; names = a.takeMissing() {
-			a.createTopics(ctx, names)
+		for names := o.takeMissing(); len(names) > 0 && ctx.Err() == nil; names = o.takeMissing() {
+			o.createTopics(ctx, names)
 		}
 	}
 }
 
 // takeMissing returns some topics that were found missing since their last attempt, in random order: topics that
 // cannot be created must not hold up the others for good.
-func (a *adopter) takeMissing() (names []string) {
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
-	for name, t := range a.sink.topics {
+func (o *opener) takeMissing() (names []string) {
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
+	for name, t := range o.sink.topics {
 		if t.missing && len(names) < createAtOnce {
 			t.missing = false
 			names = append(names, name)
@@ -220,13 +220,13 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 	return n
 }
 
-// createTopics creates topics, and waits for a moment until they are adopted.
-func (a *adopter) createTopics(ctx context.Context, names []string) {
-	rejected, err := a.sink.c.kafka.CreateTopics(ctx, names, *a.create)
+// createTopics creates topics, and waits for a moment until they are open.
+func (o *opener) createTopics(ctx context.Context, names []string) {
+	rejected, err := o.sink.c.kafka.CreateTopics(ctx, names, *o.create)
 	if err != nil {
-		a.noteObstacle(names, err)
+		o.noteObstacle(names, err)
 		if ctx.Err() == nil {
-			a.sink.log.Warn("creating topics failed; retrying", "topics", len(names), "error", err)
+			o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
 		}
 		return
 	}
@@ -234,66 +234,66 @@ func (a *adopter) createTopics(ctx context.Context, names []string) {
 	created := names[:0]
 	for _, name := range names {
 		if why := rejected[name]; why != nil {
-			a.noteObstacle([]string{name}, why)
+			o.noteObstacle([]string{name}, why)
 			continue
 		}
-		a.sink.log.Info("topic is created",
-			"topic", name, "partitions", orDefault(a.create.Partitions), "replication", orDefault(a.create.Replication))
+		o.sink.log.Info("topic is created",
+			"topic", name, "partitions", orDefault(o.create.Partitions), "replication", orDefault(o.create.Replication))
 		created = append(created, name)
 	}
 
 	// Other brokers may not have the topic yet, and its partitions may have no leader.
 	for range createdTries {
-		if !a.adoptSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
+		if !o.openSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
 			return
 		}
 	}
 
 	// Another client may have deleted it.
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
 	for _, name := range created {
-		if topic := a.sink.topics[name]; !topic.isAdopted() && topic.obstacle.kind == kindAdopting {
+		if topic := o.sink.topics[name]; !topic.isOpen() && topic.obstacle.kind == kindOpening {
 			topic.setObstacle(topicObstacle(name, kafkawire.UnknownTopicOrPartition, true), time.Now())
 		}
 	}
 }
 
-// adoptSoon requests another attempt at the topics that are not adopted, and reports whether there are any.
-func (a *adopter) adoptSoon(names []string) (left bool) {
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
+// openSoon requests another attempt at the topics that are not open, and reports whether there are any.
+func (o *opener) openSoon(names []string) (left bool) {
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
 	for _, name := range names {
-		if topic := a.sink.topics[name]; !topic.isAdopted() {
+		if topic := o.sink.topics[name]; !topic.isOpen() {
 			topic.nextAttempt, left = time.Time{}, true
 		}
 	}
 	if left {
-		retry.Signal(a.wake)
+		retry.Signal(o.wake)
 	}
 	return left
 }
 
-// noteObstacle notes why topics cannot be adopted, and logs the reason when it changes. A nil err
+// noteObstacle notes why topics cannot be opened, and logs the reason when it changes. A nil err
 // means that the topics do not exist.
-func (a *adopter) noteObstacle(names []string, err error) {
+func (o *opener) noteObstacle(names []string, err error) {
 	if err == nil {
 		err = kafkawire.UnknownTopicOrPartition
 	}
 
 	now := time.Now()
-	creates := a.create != nil
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
+	creates := o.create != nil
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
 	for _, name := range names {
-		topic := a.sink.topics[name]
-		// The time is below adoptEvery, so that the next tick finds the topic.
-		topic.nextAttempt = now.Add(adoptEvery * 9 / 10)
+		topic := o.sink.topics[name]
+		// The time is below openEvery, so that the next tick finds the topic.
+		topic.nextAttempt = now.Add(openEvery * 9 / 10)
 
 		// If creating the topic has failed before, that reason explains more than the missing topic.
 		if creates && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
 			topic.missing = true
-			retry.Signal(a.missing)
+			retry.Signal(o.missing)
 			continue
 		}
 
@@ -301,49 +301,49 @@ func (a *adopter) noteObstacle(names []string, err error) {
 		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
 		if why.kind != kindUnreachable && topic.shouldLog(now, creates) {
-			a.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(topic.waiting))
+			o.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(topic.waiting))
 		}
 	}
 }
 
 // openTopic opens a topic. The records that have waited go to its partitions, in order, before any
 // record that follows.
-func (a *adopter) openTopic(
+func (o *opener) openTopic(
 	name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64,
 ) {
 	now := time.Now()
-	a.sink.mu.Lock()
-	defer a.sink.mu.Unlock()
-	topic := a.sink.topics[name]
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
+	topic := o.sink.topics[name]
 	topic.addPartitions(len(tl.Partitions))
 	for _, p := range topic.partitions {
 		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
 
-	topic.setConfig(cfg, a.sink.c.limits.batchBytes)
+	topic.setConfig(cfg, o.sink.c.limits.batchBytes)
 	topic.configStale, topic.missing, topic.obstacle, topic.nextAttempt = false, false, obstacle{}, time.Time{}
 	for _, p := range topic.partitions {
 		if _, known := ends[p.tp]; !known {
-			a.quarantineLocked(p, now)
+			o.quarantineLocked(p, now)
 		}
-		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
+		o.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
 	}
 
-	a.sink.log.Info("topic is adopted", "topic", name, "partitions", len(topic.partitions))
+	o.sink.log.Info("topic is open", "topic", name, "partitions", len(topic.partitions))
 	// Still under the lock, so that no later Send overtakes the records that have waited.
-	a.sink.resendWaitingLocked(topic)
-	a.sink.parker.unparkTopicLocked(topic)
+	o.sink.resendWaitingLocked(topic)
+	o.sink.parker.unparkTopicLocked(topic)
 }
 
 // quarantineLocked puts a partition into quarantine whose end is unknown. The keeper reads it when it has a
 // leader, and then ends the sink, because only a takeover releases a partition.
-func (a *adopter) quarantineLocked(partition *partition, now time.Time) {
-	reason := fmt.Sprintf("partition %d of topic %q had no leader when the topic was adopted; check its brokers",
+func (o *opener) quarantineLocked(partition *partition, now time.Time) {
+	reason := fmt.Sprintf("partition %d of topic %q had no leader when the topic was opened; check its brokers",
 		partition.tp.Partition, partition.tp.Topic)
 	partition.quarantine = true
 	partition.setObstacle(obstacle{kindQuarantined, reason}, now)
-	a.sink.keeper.session.Hold(partition.tp, reason)
-	a.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
+	o.sink.keeper.session.Hold(partition.tp, reason)
+	o.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
 		"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", reason)
 }
 
