@@ -1,6 +1,8 @@
 package process_test
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/figures"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -62,6 +65,15 @@ func TestOneProcessCountsForAWatcher(t *testing.T) {
 	if parked := relays[nodes[0]].Gauge(t, "outrelay_waiting_envelopes", "parked"); parked != 2 {
 		t.Errorf("the metric has %v parked envelopes, want 2", parked)
 	}
+
+	// The process that does not count has the problems of the watcher as well, with the same fixes.
+	stacktest.Eventually(t, "both processes know the same problem of the topic", func() bool {
+		return !slices.ContainsFunc(slices.Collect(maps.Values(relays)), func(relay *process.Relay) bool {
+			return !slices.ContainsFunc(relay.Problems(), func(problem problems.Problem) bool {
+				return problem.Kind == problems.TopicUnwritable && problem.Object == missing && problem.Count == 2 && strings.Contains(problem.Command, "--topic "+missing)
+			})
+		})
+	}, func() any { return []any{relays["one"].Problems(), relays["two"].Problems()} })
 
 	first := nodes[0]
 	if err := stops[first](); err != nil {
