@@ -11,7 +11,6 @@ import (
 	"os/user"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
@@ -166,51 +165,6 @@ func show[T any](
 	})
 }
 
-// listing is the output of a command that shows a list.
-type listing[T any] struct {
-	name  string // of the list in JSON
-	empty string // the text for an empty list
-	head  string // of the table
-	cells func(item T) cells
-}
-
-// showList reads a list and prints it: as JSON with --json, else as a table.
-func showList[T any](
-	ctx context.Context, action *operatorCommand, listing listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
-) error {
-	return action.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		list, err := read(ctx, op)
-		if err != nil {
-			return err
-		}
-		return printListing(action, listing, list)
-	})
-}
-
-// setList makes cmd a command that reads a list and prints it.
-func setList[T any](
-	cmd *cobra.Command, action *operatorCommand, listing listing[T],
-	read func(ctx context.Context, op admin.Operator, args []string) ([]T, error),
-) {
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return showList(cmd.Context(), action, listing, func(ctx context.Context, op admin.Operator) ([]T, error) { return read(ctx, op, args) })
-	}
-}
-
-// newListCommand completes cmd, which has no flags of its own, as a command that shows a list.
-func newListCommand[T any](
-	program *program, cmd *cobra.Command, listing listing[T], read func(ctx context.Context, op admin.Operator) ([]T, error),
-) *cobra.Command {
-	action := program.addReadFlags(cmd)
-	cmd.Args = noArgs
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return showList(cmd.Context(), action, listing, read) }
-	return cmd
-}
-
-func printListing[T any](action *operatorCommand, listing listing[T], list []T) error {
-	return action.printResult(map[string][]T{listing.name: list}, func(out io.Writer) { writeList(out, listing.empty, listing.head, list, listing.cells) })
-}
-
 // actConfirmed calls act as a dry run, and then again to act, unless it found nothing or the command is a dry
 // run itself. Before it acts, it asks for the confirmation of the action that describe returns, a verb phrase
 // with a count, or "" if nothing was found.
@@ -232,6 +186,10 @@ func actConfirmed[T any](
 	}
 	return act(false)
 }
+
+// nothingMatches is the line of an action whose conditions select nothing. Ids that match nothing are a mistake, and an error; conditions
+// need not match anything, for example in a command that runs every day.
+const nothingMatches = "nothing matches; nothing was changed"
 
 // actorName returns the value of --actor, or the name of the user.
 func (a *operatorCommand) actorName() string {
@@ -356,76 +314,6 @@ func (p progress) clear() {
 	}
 }
 
-// cells are the values of a row of a table.
-type cells []any
-
-// writeTable writes head and a row for each item in aligned columns. out must be a writer that cannot fail.
-func writeTable[T any](out io.Writer, head string, list []T, cellsOf func(item T) cells) {
-	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, head)
-
-	for _, item := range list {
-		var row []string
-		for _, c := range cellsOf(item) {
-			// A tab or line break in a value would start another cell or row.
-			row = append(row, sanitizeLine(fmt.Sprint(c)))
-		}
-		fmt.Fprintln(table, strings.Join(row, "\t"))
-	}
-	// It returns only errors of out.
-	_ = table.Flush()
-}
-
-// writeList is writeTable, or writes the text empty for an empty list.
-func writeList[T any](out io.Writer, empty, head string, list []T, cellsOf func(item T) cells) {
-	if len(list) == 0 {
-		fmt.Fprintln(out, empty)
-		return
-	}
-	writeTable(out, head, list, cellsOf)
-}
-
-// paging selects a page of a list.
-type paging struct {
-	limit int
-	after string
-}
-
-// addPagingFlags adds the flags of a page. noun names the items of the list in the plural.
-func addPagingFlags(cmd *cobra.Command, standard, most int, noun string) *paging {
-	page := &paging{}
-	addLimitFlag(cmd, &page.limit, standard, most, noun+" on a page")
-	cmd.Flags().StringVar(&page.after, "after", "", "the `cursor` that the previous page ended with")
-	return page
-}
-
-// pageListing is the output of a command that shows a page of a longer list.
-type pageListing[T any] struct {
-	noun  string // of an item, in the singular
-	empty string // the text for an empty list
-	head  string // of the table
-	cells func(item T) cells
-}
-
-// write writes the page as a table, the number of items, here and in all, and the cursor of the next page.
-func (l pageListing[T]) write(out io.Writer, page admin.Page[T]) {
-	if page.Total == 0 {
-		fmt.Fprintln(out, l.empty)
-		return
-	}
-
-	writeTable(out, l.head, page.Items, l.cells)
-	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Items))), countNoun(page.Total, l.noun))
-	if page.Next != "" {
-		fmt.Fprintf(out, "next page: --after %s\n", page.Next)
-	}
-}
-
-// show prints the page: as JSON with --json, else as a table.
-func (l pageListing[T]) show(action *operatorCommand, page admin.Page[T]) error {
-	return action.printResult(page, func(out io.Writer) { l.write(out, page) })
-}
-
 // sanitizeLine makes text safe to print, because text from a document may hold control characters. It
 // returns "-" for "".
 func sanitizeLine(text string) string {
@@ -456,7 +344,11 @@ func quoteArgument(id string) string {
 
 // countNoun returns n with its noun: "1 envelope", "1,204 envelopes".
 func countNoun(n int64, noun string) string {
-	if n != 1 {
+	switch stem, isEntry := strings.CutSuffix(noun, "ry"); {
+	case n == 1:
+	case isEntry:
+		noun = stem + "ries"
+	default:
 		noun += "s"
 	}
 	return formatThousands(n) + " " + noun

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -85,7 +84,11 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 			if err != nil {
 				return err
 			}
-			return action.printResult(page, func(out io.Writer) { writeAuditPage(out, page) })
+			// People read the log downwards, and programs get the order of the pages.
+			if !action.json {
+				slices.Reverse(page.Items)
+			}
+			return auditListing.show(ctx, action, op, page)
 		})
 	}
 	cmd.AddCommand(newAuditTrimCommand(program))
@@ -101,23 +104,11 @@ func unknownKindError(kind string) error {
 	return fmt.Errorf("--kind: no entry is of kind %q; expected one of %s", kind, strings.Join(known, ", "))
 }
 
-func writeAuditPage(out io.Writer, page admin.Page[admin.AuditEntry]) {
-	if page.Total == 0 {
-		fmt.Fprintln(out, "no entry matches")
-		return
-	}
-
-	slices.Reverse(page.Items)
-	writeTable(out, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", page.Items, func(entry admin.AuditEntry) cells {
+var auditListing = listing[admin.AuditEntry]{
+	noun: "entry", empty: "no entry matches", head: "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS",
+	cells: func(entry admin.AuditEntry) cells {
 		return cells{formatLocal(&entry.At), entry.Kind, entry.Watcher, entry.Node, entry.Actor, formatFields(entry.Fields)}
-	})
-
-	// countNoun supports only plurals with an s.
-	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
-	fmt.Fprintf(out, "%s of %s\n", formatThousands(int64(len(page.Items))), total)
-	if page.Next != "" {
-		fmt.Fprintf(out, "older entries: --after %s\n", page.Next)
-	}
+	},
 }
 
 // formatFields formats the fields of an entry as name=value, without the fields that have their own column.

@@ -32,7 +32,7 @@ func runConversation(cmd *cobra.Command, action *operatorCommand, query admin.Co
 
 func writeConversation(out io.Writer, id string, found admin.Conversation) {
 	if len(found.Events) == 0 {
-		fmt.Fprintf(out, "not found: no event with this id, and no event with the header correlation-id %s that was written since %s\n",
+		fmt.Fprintf(out, "Nothing was found: no event with this id, and no event with the header correlation-id %s that was written since %s.\n",
 			quoteArgument(id), formatLocal(&found.Since))
 		return
 	}
@@ -48,12 +48,8 @@ func writeConversation(out io.Writer, id string, found admin.Conversation) {
 			sanitizeLine(event.AggregateType), sanitizeLine(event.AggregateID), sanitizeLine(state),
 			sanitizeLine(event.Collection), quoteArgument(event.ID))
 		for _, letter := range event.Handlers {
-			outcome := "gave up"
-			if letter.Requeued != nil {
-				outcome = "gave up and was requeued"
-			}
-			fmt.Fprintf(out, "%s  %s  handler %s/%s %s: %s: %s\n", formatLocal(&letter.DiedAt), indent, sanitizeLine(letter.Source.Group),
-				sanitizeLine(letter.Source.Handler), outcome, sanitizeLine(letter.Class), sanitizeLine(letter.Reason))
+			fmt.Fprintf(out, "%s  %s  handler %s: %s: %s: %s\n", formatLocal(&letter.DiedAt), indent,
+				sanitizeLine(admin.NameHandler(letter.Source.Group, letter.Source.Handler)), letter.State(), sanitizeLine(letter.Class), sanitizeLine(letter.Reason))
 		}
 	}
 	if found.More {

@@ -27,7 +27,7 @@ Each dead letter has its own id, such as dead-01h3…, which list and show print
 as well as the id of the envelope, of which there may be several dead letters.
 
 The messages that handlers of consumers gave up are dead letters as well. They are in the databases
-of the outboxes, in the collections of dead_letters.handlers. A requeue hands a message back to its
+of services, in the collections of dead_letters.handlers. A requeue hands a message back to its
 handler through MongoDB. Other handlers and groups do not get it again. The commands act on the
 letters of both; --source relay or --source handler restricts them.`,
 	}, newDeadListCommand(program), newDeadSummaryCommand(program), newDeadShowCommand(program), newDeadRequeueCommand(program),
@@ -97,18 +97,18 @@ func newDeadListCommand(program *program) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return deadListing(filter.Archived).show(action, page)
+		return deadListing(filter.Archived).show(ctx, action, op, page)
 	})
 	return cmd
 }
 
 // deadListing is the output of a list of letters. Those in the archive have two columns more.
-func deadListing(archived bool) pageListing[admin.DeadLetter] {
+func deadListing(archived bool) listing[admin.DeadLetter] {
 	head := "DIED\tGIVEN UP BY\tLETTER\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
 	if archived {
 		head += "\tDISCARDED BY\tREMOVED AT"
 	}
-	return pageListing[admin.DeadLetter]{noun: "dead letter", empty: "no dead letter matches", head: head, cells: func(letter admin.DeadLetter) cells {
+	return listing[admin.DeadLetter]{noun: "dead letter", empty: "no dead letter matches", ofServices: true, head: head, cells: func(letter admin.DeadLetter) cells {
 		row := cells{
 			formatLocal(&letter.DiedAt), giverUp(letter), cmp.Or(letter.Letter, letter.Place), quoteArgument(letter.ID), letter.Delivery, letter.Type,
 			truncate(letter.Key, 40), letter.Topic, letter.Class, requeueState(letter), truncate(letter.Reason, 100),
@@ -123,7 +123,7 @@ func deadListing(archived bool) pageListing[admin.DeadLetter] {
 // giverUp returns who gave up the event of a letter: the relay, or the handler and its group.
 func giverUp(letter admin.DeadLetter) string {
 	if letter.Source.Kind == admin.FromHandler {
-		return "handler " + cmp.Or(letter.Source.Handler, "-") + " of " + letter.Source.Group
+		return "handler " + admin.NameHandler(letter.Source.Group, letter.Source.Handler)
 	}
 	return admin.FromRelay
 }
@@ -166,7 +166,7 @@ outrelay dead requeue --fingerprint 5f0c….`,
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
 		filter.IDs = ids
 		groups := listing[admin.DeadGroup]{
-			name: "groups", empty: "no dead letter matches", head: "FINGERPRINT\tCOUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST\tFAILURE",
+			name: "groups", empty: "no dead letter matches", ofServices: true, head: "FINGERPRINT\tCOUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST\tFAILURE",
 			cells: func(group admin.DeadGroup) cells {
 				return cells{
 					group.Fingerprint, formatThousands(group.Count), formatThousands(group.NotRequeued), groupGiverUp(group), group.Topic, group.Type,
@@ -335,6 +335,10 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 	}
 
 	printErr := a.printResult(got, func(out io.Writer) {
+		if got.Matched == 0 {
+			fmt.Fprintln(out, nothingMatches)
+			return
+		}
 		verb := a.chooseText("requeued", "would be requeued")
 		fmt.Fprintf(out, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Rejected))
 
@@ -388,6 +392,9 @@ back. With --archived, remove letters in the archive for good.`,
 			return err
 		}
 
+		if got.Matched == 0 {
+			return errors.Join(err, action.printLine(got, nothingMatches))
+		}
 		line := action.chooseText(countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")
 		if got.ArchivedUntil != nil {
 			line += "; in the archive until " + formatLocal(got.ArchivedUntil) + " (--archived)"

@@ -31,9 +31,9 @@ func newFailedListCommand(program *program) *cobra.Command {
 	action := program.addReadFlags(cmd)
 	addWaitingFlags(cmd, &filter)
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "envelopes")
-	setShow(cmd, action, func(ctx context.Context, op admin.Operator, _ []string) (admin.Page[admin.WaitingEnvelope], error) {
+	setPages(cmd, action, failedListing, func(ctx context.Context, op admin.Operator, _ []string) (admin.Page[admin.WaitingEnvelope], error) {
 		return listWaiting(ctx, op, filter, paging)
-	}, failedListing.write)
+	})
 	return cmd
 }
 
@@ -48,7 +48,7 @@ func addCollectionFlag(cmd *cobra.Command, collection *string) {
 	cmd.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
-var failedListing = pageListing[admin.WaitingEnvelope]{
+var failedListing = listing[admin.WaitingEnvelope]{
 	noun: "failed envelope", empty: "no envelope has failed", head: "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON",
 	cells: func(e admin.WaitingEnvelope) cells {
 		var at *time.Time
@@ -121,6 +121,9 @@ func (p *program) newFailedAction(cmd *cobra.Command, done string, reset bool) *
 			return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
 		}
 		got.DryRun = action.dryRun
+		if got.Failed == 0 {
+			return action.printLine(got, nothingMatches)
+		}
 		text := action.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
 		return action.printLine(got, "%s %s", text, done)
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,8 @@ func newInboxCommand(program *program) *cobra.Command {
 		Use:   "inbox",
 		Short: "Inspect the inboxes of services, purge old marks, release claims",
 		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the
-inboxes of the services whose outboxes this watcher reads. If there are several inboxes, select one
-with --database.`,
+inboxes in the databases of the outboxes and of consumers.databases. If there are several inboxes,
+select one with --database.`,
 	}, newInboxCountsCommand(program), newInboxMarksCommand(program), newInboxPurgeCommand(program), newInboxReleaseCommand(program))
 }
 
@@ -33,7 +34,7 @@ func addInboxFlags(cmd *cobra.Command) *inboxFlags {
 }
 
 // noInbox is the text for a watcher without inboxes.
-const noInbox = "the databases of this watcher's outboxes have no inbox"
+const noInbox = "there is no inbox"
 
 // findInbox returns the inbox that the flags select. Without --database, there must be exactly one inbox.
 func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database, collection string, err error) {
@@ -57,7 +58,8 @@ func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database
 	// A change to the wrong inbox cannot be undone, so several candidates are an error.
 	switch len(found) {
 	case 0:
-		return "", "", errors.New(noInbox)
+		searched, err := describeSearched(ctx, op)
+		return "", "", cmp.Or(err, errors.New(noInbox+searched))
 	case 1:
 		return found[0].Database, found[0].Collection, nil
 	}
@@ -74,7 +76,7 @@ func newInboxCountsCommand(program *program) *cobra.Command {
 }
 
 var inboxListing = listing[admin.InboxCounts]{
-	name: "inboxes", empty: noInbox, head: "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED",
+	name: "inboxes", empty: noInbox, ofServices: true, head: "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED",
 	cells: func(x admin.InboxCounts) cells {
 		return cells{x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired)}
 	},

@@ -23,9 +23,9 @@ func newLookupCommand(program *program) *cobra.Command {
 the life of each event in the order of time: appended, due, sent with the place in Kafka, failed
 attempts, why it waits, dead letters of the relay and of handlers, requeues, messages that handlers
 retry, and the marks of handlers. For a key, waiting events and dead letters are always found, other
-events only between --from and --to. Handlers are found in the databases of the outboxes. With
---conversation, the output is the events that follow from one event, as a tree. The exit code is 1 if
-nothing is found.`,
+events only between --from and --to. Handlers are found in the databases of the outboxes and of
+consumers.databases. With --conversation, the output is the events that follow from one event, as a
+tree. The exit code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
   outrelay lookup customer-17 --from 6h
   outrelay lookup --conversation 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10`,
@@ -75,7 +75,7 @@ nothing is found.`,
 
 func writeFound(out io.Writer, result admin.LookupResult) {
 	if len(result.Envelopes) == 0 {
-		fmt.Fprintln(out, "not found: no such event was appended, or it was delivered and removed after its retention")
+		fmt.Fprintln(out, result.DescribeMissing())
 		return
 	}
 
@@ -102,6 +102,7 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 	}
 	printField("type", "%s", describeType(envelope))
 	printField("key", "%s", envelope.Key)
+	printField("conversation", "%s", quoteArgument(envelope.ConversationID()))
 	if len(envelope.Waits) > 0 {
 		printField("waits for", "%s, %s", strings.Join(envelope.Waits, ", "), countNoun(int64(envelope.Attempts), "attempt"))
 	}
@@ -112,7 +113,7 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 		printField("in Kafka", "%s/%d@%d", s.Topic, s.Partition, s.Offset)
 	}
 	for _, h := range envelope.Handlers {
-		printField("handler", "%s of %s: %s", cmp.Or(h.Handler, "none"), h.Group, h.State)
+		printField("handler", "%s: %s", h.Name(), h.State)
 	}
 
 	for _, m := range envelope.Timeline {

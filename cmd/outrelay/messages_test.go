@@ -116,7 +116,7 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 		{"scheduled cancel nosuch --yes", "canceled 0 scheduled envelopes; 1 of the ids are not scheduled"},
 		{"replay --resume nosuch", "outrelay: replay nosuch: not found; outrelay replay list lists the replays"},
 		{"watchers remove nosuch --yes", "watcher nosuch in "},
-		{"lookup nosuch", "not found: no such event was appended"},
+		{"lookup nosuch", "Nothing was found: the event was never appended"},
 		{"saga list nosuch", "saga \"nosuch\" is not registered; to list the registered sagas, run outrelay saga types"},
 	} {
 		text := d.runCommand(nil, exitConfig, strings.Fields(c.line)...)
@@ -126,6 +126,21 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "pin", "nosuch", "--force"), "pinned to nosuch")
+}
+
+// Conditions that match nothing are no error, because a command with conditions may run every day. The line states that nothing matched.
+func TestConditionsThatMatchNothingAreReported(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	for _, line := range []string{
+		"dead discard --topic nosuch --yes", "dead discard --topic nosuch --dry-run", "dead requeue --topic nosuch --yes", "failed retry --topic nosuch --yes",
+		"waiting retry --handler nosuch --yes", "waiting discard --handler nosuch --yes", "scheduled cancel --type nosuch --yes",
+		"scheduled reschedule --type nosuch --to 2h --yes",
+	} {
+		if text := d.runCommand(nil, exitOK, strings.Fields(line)...); text != nothingMatches+"\n" {
+			t.Errorf("outrelay %s: got %q, want %q", line, text, nothingMatches)
+		}
+	}
 }
 
 // If a server cannot be used, the message states the cause once, and exits with 1 if it stays so and with 75 otherwise.

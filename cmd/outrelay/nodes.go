@@ -35,7 +35,7 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 		if err != nil {
 			return err
 		}
-		if err := printListing(action, nodeListing, list); err != nil {
+		if err := nodeListing.show(ctx, action, op, newWholePage(list)); err != nil {
 			return err
 		}
 

@@ -74,7 +74,7 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
 	flags.StringVar(&only, "only", "", "mongodb, kafka, atlas, confluent or msk; default: mongodb and kafka")
 	flags.StringVar(&who.Prefix, "prefix", "outrelay", "prefix of the role `names`")
-	flags.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: the watched databases")
+	flags.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: consumers.databases and the watched ones")
 	flags.StringVar(&who.Inbox, "inbox", "", "`collection` of their inbox; default: inbox")
 	flags.StringSliceVar(&who.Sagas, "saga", nil, "`collections` of their sagas")
 	flags.StringVar(&who.Principal, "principal", "",

@@ -18,8 +18,7 @@ func newSagaCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "saga",
 		Short: "List the sagas of services and show their state",
-		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing:
-a saga belongs to its service.`,
+		Long:  `Inspect the sagas of services. These commands change nothing: a saga belongs to its service.`,
 	}, newSagaTypesCommand(program), newSagaListCommand(program), newSagaShowCommand(program))
 }
 
@@ -33,8 +32,8 @@ func newSagaTypesCommand(program *program) *cobra.Command {
 }
 
 var typeListing = listing[admin.SagaType]{
-	name:  "types",
-	empty: "no service in this watcher's databases has registered a saga; a service does so when it first starts the saga's handler",
+	name: "types", ofServices: true,
+	empty: "no service has registered a saga; a service does so when it first starts the saga's handler",
 	head:  "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER",
 	cells: func(t admin.SagaType) cells {
 		return cells{t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner}
@@ -81,17 +80,17 @@ listed until their tombstones are removed.`,
 	action := program.addReadFlags(cmd)
 	cmd.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	paging := addPagingFlags(cmd, 50, admin.MaxPage, "instances")
-	setShow(cmd, action, func(ctx context.Context, op admin.Operator, args []string) (admin.Page[admin.Saga], error) {
+	setPages(cmd, action, sagaListing, func(ctx context.Context, op admin.Operator, args []string) (admin.Page[admin.Saga], error) {
 		db, err := findSagaDatabase(ctx, op, database, args[0])
 		if err != nil {
 			return admin.Page[admin.Saga]{}, err
 		}
 		return op.Sagas().List(ctx, db, args[0], paging.limit, paging.after)
-	}, sagaListing.write)
+	})
 	return cmd
 }
 
-var sagaListing = pageListing[admin.Saga]{
+var sagaListing = listing[admin.Saga]{
 	noun: "instance", empty: "there are no instances", head: "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
 	cells: func(saga admin.Saga) cells {
 		return cells{quoteArgument(saga.ID), formatLocal(&saga.UpdatedAt), formatLocal(&saga.CreatedAt), formatLocal(saga.CompletedAt), saga.Version}

@@ -44,14 +44,14 @@ func newScheduledListCommand(program *program) *cobra.Command {
 	// The total counts all envelopes that match.
 	action.limit = 0
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxScheduledPage, "envelopes")
-	setShow(cmd, action, func(ctx context.Context, op admin.Operator, ids []string) (admin.Page[admin.Scheduled], error) {
+	setPages(cmd, action, scheduledListing, func(ctx context.Context, op admin.Operator, ids []string) (admin.Page[admin.Scheduled], error) {
 		filter.IDs = ids
 		return op.Schedule().List(ctx, *filter, paging.limit, paging.after)
-	}, scheduledListing.write)
+	})
 	return cmd
 }
 
-var scheduledListing = pageListing[admin.Scheduled]{
+var scheduledListing = listing[admin.Scheduled]{
 	noun: "scheduled envelope", empty: "no scheduled envelope matches", head: "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
 	cells: func(scheduled admin.Scheduled) cells {
 		return cells{
@@ -168,6 +168,9 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, operator admin.Op
 		}
 	}
 
+	if groups.Count == 0 && len(filter.IDs) == 0 {
+		return a.printLine(done, nothingMatches)
+	}
 	text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
 	// Some ids may have become due between the count and the cancellation.
 	missing := int64(len(filter.IDs)) - done.Cancelled
@@ -232,6 +235,10 @@ func (a *operatorCommand) reschedule(ctx context.Context, operator admin.Operato
 	err = a.printResult(moved, func(out io.Writer) {
 		for _, id := range moved.NotScheduled {
 			fmt.Fprintf(out, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
+		}
+		if groups.Count == 0 && len(filter.IDs) == 0 {
+			fmt.Fprintln(out, nothingMatches)
+			return
 		}
 		fmt.Fprintf(out, "moved %s to %s\n", countNoun(moved.Moved, "scheduled envelope"), moved.To.Format(time.RFC3339))
 	})

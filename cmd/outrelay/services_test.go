@@ -23,7 +23,7 @@ func TestLookupCommand(t *testing.T) {
 		t.Errorf("unexpected result %+v", f)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
-	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "not found")
+	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "Nothing was found")
 	for _, args := range [][]string{{}, {"x", "--key", "y"}, {"--key", "y", "--limit", "0"}, {"--key", "y", "--from", "soon"}} {
 		d.runCommand(nil, exitConfig, append([]string{"lookup"}, args...)...)
 	}
@@ -50,12 +50,18 @@ func TestLookupShowsAConversation(t *testing.T) {
 	if strings.Index(text, "Reminder of") > strings.Index(text, "Answered of") {
 		t.Errorf("the answer comes before its cause:\n%s", text)
 	}
+	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "answer"), "conversation Reminder-1")
+	var event admin.LookupResult
+	d.runCommand(&event, exitOK, "lookup", "answer")
+	if len(event.Envelopes) != 1 || event.Envelopes[0].CorrelationID != "Reminder-1" || event.Envelopes[0].CausationID != "Reminder-1" {
+		t.Errorf("unexpected result %+v", event)
+	}
 	var found admin.Conversation
 	d.runCommand(&found, exitOK, "lookup", "--conversation", "Reminder-1", "--limit", "1000", "--from", "1h")
 	if len(found.Events) != 2 || found.Events[1].Depth != 1 || found.Events[1].CausationID != "Reminder-1" {
 		t.Errorf("unexpected result %+v", found)
 	}
-	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "--conversation", "nothing"), "not found", "correlation-id nothing")
+	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "--conversation", "nothing"), "Nothing was found", "correlation-id nothing")
 	for _, args := range [][]string{{"x", "--conversation", "y"}, {"--key", "y", "--conversation", "z"}} {
 		d.runCommand(nil, exitConfig, append([]string{"lookup"}, args...)...)
 	}
@@ -66,7 +72,7 @@ type order struct{ Total int }
 func TestSagaCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	expectTexts(t, d.runCommand(nil, exitOK, "saga", "types"), "no service")
+	expectTexts(t, d.runCommand(nil, exitOK, "saga", "types"), "no service", d.shop.Name())
 	s := sagas.NewMongo(d.shop)
 	if _, err := s.Prepare(t.Context(), sagas.Type{Name: "payments", Owner: "shop.Payment", ID: sagas.String}); err != nil {
 		t.Fatal(err)
@@ -112,7 +118,7 @@ func TestSagaCommands(t *testing.T) {
 func TestInboxCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "counts"), "have no inbox")
+	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "counts"), "there is no inbox; searched databases of services: "+d.shop.Name())
 	d.runCommand(nil, exitConfig, "inbox", "purge", "--older-than", "72h")
 	x, err := mongostore.Open(d.shop, inbox.Settings{})
 	if err != nil {

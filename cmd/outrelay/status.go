@@ -180,10 +180,10 @@ func (s statusReport) writeCounts(out io.Writer) {
 			stale++
 		}
 	}
-	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s of the relay, %s of handlers) · %s, %d stale\n",
+	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s) · %s, %d stale\n",
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), formatKeys(counts.BlockedKeys, counts.Waiting())+" keys", formatThousands(counts.Parked),
-		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), formatThousands(counts.Dead), formatThousands(counts.HandlerDead),
+		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), counts.Letters(),
 		countNoun(int64(len(s.Nodes)), "node"), stale)
 	if counts.HandlerWaiting > 0 {
 		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))

@@ -19,8 +19,8 @@ its key. A scheduled envelope that is due, and one that was requeued or replayed
 is sent. These commands show how many envelopes wait, since when, and which ones.
 
 With --source handler, list and summary show the messages that handlers of consumers retry, and the
-later messages of their keys. They are in the databases of the outboxes, in the collection
-inbox_waiting. retry and discard act on these messages; outrelay failed acts on envelopes.`,
+later messages of their keys. They are in the databases of the outboxes and of consumers.databases,
+in the collection inbox_waiting. retry and discard act on these messages; outrelay failed acts on envelopes.`,
 	}, newWaitingListCommand(program), newWaitingSummaryCommand(program), newWaitingRetryCommand(program), newWaitingDiscardCommand(program))
 }
 
@@ -29,8 +29,8 @@ func newWaitingSummaryCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "summary",
 		Short: "Count waiting envelopes and dead letters, or the messages of each handler",
-		Long: `Count the waiting and scheduled envelopes, and the dead letters that were not requeued, by collection,
-reason and topic. With --source handler, count the messages that handlers retry by group, handler and
+		Long: `Count the waiting and scheduled envelopes, and the dead letters of the relay and of handlers that were
+not requeued, by collection, reason and topic. With --source handler, count the messages that handlers retry by group, handler and
 topic; the handler that fails for the longest time comes first.`,
 		Args: noArgs,
 	}
@@ -94,7 +94,7 @@ A message without attempts follows the message of its key above it.`,
 			if err != nil {
 				return err
 			}
-			return handlerListing.show(action, page)
+			return handlerListing.show(ctx, action, op, page)
 		}
 
 		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
@@ -102,7 +102,7 @@ A message without attempts follows the message of its key above it.`,
 		if err != nil {
 			return err
 		}
-		return waitingListing.show(action, page)
+		return waitingListing.show(ctx, action, op, page)
 	})
 	return cmd
 }
@@ -119,7 +119,7 @@ func listWaiting(
 	return page, err
 }
 
-var waitingListing = pageListing[admin.WaitingEnvelope]{
+var waitingListing = listing[admin.WaitingEnvelope]{
 	noun: "waiting envelope", empty: "no envelope waits", head: "KEY\tID\tTYPE\tREASON\tTOPICS\tATTEMPTS\tNEXT\tWHY",
 	cells: func(e admin.WaitingEnvelope) cells {
 		return cells{

@@ -52,7 +52,7 @@ func checkSource(cmd *cobra.Command, source string, filter *admin.HandlerWaiting
 }
 
 var handlerWaitingGroups = listing[admin.HandlerWaitingGroup]{
-	name: "groups", empty: noHandlerMessage, head: "COUNT\tFAILED\tGROUP\tHANDLER\tTOPIC\tDATABASE\tFIRST FAILURE\tNEXT",
+	name: "groups", empty: noHandlerMessage, ofServices: true, head: "COUNT\tFAILED\tGROUP\tHANDLER\tTOPIC\tDATABASE\tFIRST FAILURE\tNEXT",
 	cells: func(group admin.HandlerWaitingGroup) cells {
 		return cells{
 			formatThousands(group.Count), formatThousands(group.Failed), group.Group, group.Handler, group.Topic, group.Database,
@@ -63,8 +63,8 @@ var handlerWaitingGroups = listing[admin.HandlerWaitingGroup]{
 
 const noHandlerMessage = "no message of a handler waits"
 
-var handlerListing = pageListing[admin.HandlerMessage]{
-	noun: "message", empty: noHandlerMessage, head: "GROUP\tHANDLER\tKEY\tPLACE\tID\tTYPE\tATTEMPTS\tNEXT\tREASON",
+var handlerListing = listing[admin.HandlerMessage]{
+	noun: "message", empty: noHandlerMessage, ofServices: true, head: "GROUP\tHANDLER\tKEY\tPLACE\tID\tTYPE\tATTEMPTS\tNEXT\tREASON",
 	cells: func(message admin.HandlerMessage) cells {
 		return cells{
 			message.Group, message.Handler, truncate(message.Key, 40), quoteArgument(message.Place), quoteArgument(message.ID), message.Type,
@@ -153,6 +153,9 @@ that follow an earlier message of their key are tried after it.`,
 			return errNoHandlerMessage
 		}
 		got.DryRun = a.action.dryRun
+		if got.Matched == 0 {
+			return a.action.printLine(got, nothingMatches)
+		}
 		text := a.action.chooseText("requested a retry of ", "would request a retry of ") + countNoun(got.Retried, "message")
 		if rest := got.Matched - got.Retried; rest > 0 {
 			text += "; " + countNoun(rest, "message") + " follow an earlier message of the key"
@@ -193,6 +196,9 @@ letters can be requeued: see outrelay dead --source handler.`,
 			return errNoHandlerMessage
 		}
 		got.DryRun = a.action.dryRun
+		if got.Matched == 0 {
+			return a.action.printLine(got, nothingMatches)
+		}
 		return a.action.printLine(got, "%s", a.action.chooseText(
 			countNoun(got.Discarded, "message")+" discarded; a member of the group makes each a dead letter",
 			countNoun(got.Matched, "message")+" would be discarded"))

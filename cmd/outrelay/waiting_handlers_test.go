@@ -12,7 +12,7 @@ import (
 func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 	t.Parallel()
 	c := newClinic(t)
-	if text := c.runCommand(0, nil, "waiting", "list", "--source", "handler"); text != "no message of a handler waits\n" {
+	if text := c.runCommand(0, nil, "waiting", "list", "--source", "handler"); text != "no message of a handler waits; searched databases of services: "+c.outbox.Database().Name()+"\n" {
 		t.Errorf("before the first failure:\n%s", text)
 	}
 
@@ -70,4 +70,38 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 	if text := c.runCommand(0, nil, "audit"); !strings.Contains(text, "handler_retried") || !strings.Contains(text, "handler_discarded") {
 		t.Errorf("audit log:\n%s", text)
 	}
+}
+
+// A service that only consumes has no outbox in its database. consumers.databases names the database.
+func TestCommandsReachAConsumerWithoutAnOutbox(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 0)
+	shipping := stacktest.Database(t, g.state.Client())
+	c := newClinicIn(g, shipping)
+	if text := c.runCommand(exitConfig, nil, "waiting", "list", "--source", "handler", "--database", shipping.Name()); !strings.Contains(text, "consumers.databases") {
+		t.Errorf("the rejection does not name the key:\n%s", text)
+	}
+
+	c.env = append(c.env, "OUTRELAY_CONSUMERS_DATABASES="+shipping.Name())
+	if text := c.runCommand(0, nil, "waiting", "list", "--source", "handler"); !strings.Contains(text, shipping.Name()) {
+		t.Errorf("the empty list does not name the database:\n%s", text)
+	}
+	c.publish("OrderPlaced", "late 1", "bad 1")
+	c.untilHandled("report late 1", "report bad 1")
+	c.untilLetters(1)
+	var page admin.Page[admin.HandlerMessage]
+	stacktest.Eventually(t, "a message that waits", func() bool {
+		c.runCommand(0, &page, "waiting", "list", "--source", "handler")
+		return page.Total == 1
+	})
+	if text := c.runCommand(0, nil, "status"); !strings.Contains(text, "handlers retry 1 message") || !strings.Contains(text, "of handlers") {
+		t.Errorf("status:\n%s", text)
+	}
+	if text := c.runCommand(0, nil, "lookup", "late 1"); !strings.Contains(text, "handler      invoice of group ") {
+		t.Errorf("lookup:\n%s", text)
+	}
+
+	c.repaired.Store(true)
+	c.runCommand(0, nil, "waiting", "retry", "--handler", "invoice", "--yes")
+	c.untilHandled("invoice late 1")
 }

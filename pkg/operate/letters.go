@@ -31,10 +31,11 @@ type LetterFilter struct {
 	Type          string // name of the event
 	AggregateType string
 	Key           string // the ordering key
-	Class         string // the kind of failure, see docs/dead-letters.md
+	Class         string // the kind of failure, see docs/waiting.md
 	Reason        string // beginning of the reason
 	Group         string // the consumer group: selects letters of handlers
 	Handler       string // the name of the handler: selects letters of handlers
+	Fingerprint   string // the failure, as [Operator.SummarizeLetters] returns it
 	Requeued      *bool  // nil means both; actions ignore requeued letters
 	Archived      bool   // the discarded letters in the archive, in place of the others
 	All           bool   // permits an action without any condition
@@ -44,7 +45,7 @@ func (f LetterFilter) toAdmin() admin.DeadFilter {
 	filter := admin.DeadFilter{
 		Source: string(f.By), Collection: f.Collection, IDs: f.IDs, From: f.From, To: f.Before, Topic: f.Topic, Type: f.Type,
 		AggregateType: f.AggregateType, Key: f.Key, Class: f.Class, Message: f.Reason, Group: f.Group, Handler: f.Handler,
-		Archived: f.Archived, All: f.All,
+		Fingerprint: f.Fingerprint, Archived: f.Archived, All: f.All,
 	}
 	if f.Requeued != nil {
 		filter.RequeueStatus = string(letters.NotRequeued)
@@ -86,7 +87,7 @@ type Letter struct {
 type LetterRef struct {
 	By         Giver
 	Collection string
-	ID         string // of the letter, of the event, or of a handler's letter the place: topic/partition/offset
+	ID         string // of the letter, of the event, or of a handler's letter the place: topic/partition@offset
 	Group      string // of a handler
 	Handler    string // of a handler
 }
@@ -124,6 +125,43 @@ func (o *Operator) CountLetters(ctx context.Context, filter LetterFilter) (int64
 	}
 	count, err := use.Letters().Count(ctx, filter.toAdmin())
 	return count, explain(doing, err)
+}
+
+// LetterGroup counts the dead letters of one failure.
+type LetterGroup struct {
+	Fingerprint string // selects the letters: the field of [LetterFilter]
+	By          Giver
+	Group       string // of a handler: the consumer group
+	Handler     string // of a handler
+	Topic, Type string
+	Class       string // the kind of failure
+	Failure     string // the reason without its variable parts
+	Count       int64
+	NotRequeued int64
+	First, Last time.Time // when the first and the last of them was given up
+}
+
+// SummarizeLetters returns the dead letters that match, grouped by their failure. It reads all of them.
+func (o *Operator) SummarizeLetters(ctx context.Context, filter LetterFilter) ([]LetterGroup, error) {
+	const doing = "summarize the dead letters"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return nil, explain(doing, err)
+	}
+	stored, err := use.Letters().Summary(ctx, filter.toAdmin())
+	if err != nil {
+		return nil, explain(doing, err)
+	}
+
+	groups := make([]LetterGroup, len(stored))
+	for i, group := range stored {
+		groups[i] = LetterGroup{
+			Fingerprint: group.Fingerprint, By: Giver(group.Source), Group: group.ConsumerGroup, Handler: group.Handler, Topic: group.Topic,
+			Type: group.Type, Class: string(group.Class), Failure: group.Failure, Count: group.Count, NotRequeued: group.NotRequeued,
+			First: group.First, Last: group.Last,
+		}
+	}
+	return groups, nil
 }
 
 // Letter returns one dead letter with its event, without the payload and other business data.

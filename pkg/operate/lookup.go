@@ -24,6 +24,8 @@ type FoundEvent struct {
 	AggregateType string
 	AggregateID   string
 	Key           string // the ordering key
+	CorrelationID string // of its conversation; "" if its headers have none
+	CausationID   string // of the message whose handler appended it, or ""
 
 	// State is appended, scheduled, waiting, dead or delivered. An appended event is too young to decide whether it is delivered.
 	State    string
@@ -35,7 +37,7 @@ type FoundEvent struct {
 // HandlerState is the state of an event at a handler.
 type HandlerState struct {
 	Group, Handler string
-	State          string // handled, retried or dead
+	State          string // handled, claimed, retried, dead, requeued or discarded
 	At             time.Time
 	Place          string // topic/partition@offset; "" if it is unknown
 	Reason         string // of the last failure
@@ -44,7 +46,7 @@ type HandlerState struct {
 // LifeEntry is an entry in the life of an event.
 type LifeEntry struct {
 	At    time.Time
-	Entry string // appended, due, sent, failed, dead, requeued, set aside or handled
+	Entry string // appended, due, sent, failed, dead, requeued, discarded, set aside, handled or claimed
 	Text  string // details, such as the places in Kafka
 	Node  string // of the relay
 }
@@ -76,7 +78,7 @@ func (o *Operator) Lookup(ctx context.Context, idOrKey string) (Found, error) {
 func newFoundEvent(stored *admin.FoundEnvelope) FoundEvent {
 	event := FoundEvent{
 		Collection: stored.Collection, ID: stored.ID, Type: stored.Type, AggregateType: stored.AggregateType, AggregateID: stored.AggregateID,
-		Key: stored.Key, State: stored.State, Reason: stored.Reason,
+		Key: stored.Key, CorrelationID: stored.CorrelationID, CausationID: stored.CausationID, State: stored.State, Reason: stored.Reason,
 	}
 
 	for _, handler := range stored.Handlers {
@@ -88,4 +90,54 @@ func newFoundEvent(stored *admin.FoundEnvelope) FoundEvent {
 		event.Life = append(event.Life, LifeEntry{At: entry.At, Entry: entry.What, Text: entry.Text, Node: entry.Node})
 	}
 	return event
+}
+
+// Conversation has the events that follow from one event.
+type Conversation struct {
+	Events []ConversationEvent // an event follows the event that caused it
+	Since  time.Time           // events that were written before are not searched
+	More   bool                // there are more events
+}
+
+// ConversationEvent is an event of a conversation, without its payload.
+type ConversationEvent struct {
+	Depth         int // 0: the cause is not among the events
+	Collection    string
+	ID            string
+	Type          string
+	AggregateType string
+	AggregateID   string
+	CausationID   string    // of the message whose handler appended it
+	State         string    // as in [FoundEvent]
+	Reason        string    // why it waits, or the class of its dead letter
+	Written       time.Time // zero if unknown
+	GivenUp       []Letter  // of handlers
+}
+
+// Conversation returns the events of the last 24 hours with a correlation id, and the first event, whose id is usually the same. It reads
+// the time index of each outbox, the waiting events and the dead letters.
+func (o *Operator) Conversation(ctx context.Context, correlationID string) (Conversation, error) {
+	const doing = "look up the conversation"
+	use, err := o.prepare(ctx)
+	if err != nil {
+		return Conversation{}, explain(doing, err)
+	}
+	stored, err := use.Conversation(ctx, admin.ConversationQuery{ID: correlationID})
+	if err != nil {
+		return Conversation{}, explain(doing, err)
+	}
+
+	found := Conversation{Since: stored.Since, More: stored.More}
+	for i := range stored.Events {
+		event := &stored.Events[i]
+		next := ConversationEvent{
+			Depth: event.Depth, Collection: event.Collection, ID: event.ID, Type: event.Type, AggregateType: event.AggregateType,
+			AggregateID: event.AggregateID, CausationID: event.CausationID, State: event.State, Reason: event.Reason, Written: timeOf(event.Written),
+		}
+		for k := range event.Handlers {
+			next.GivenUp = append(next.GivenUp, newLetter(&event.Handlers[k]))
+		}
+		found.Events = append(found.Events, next)
+	}
+	return found, nil
 }

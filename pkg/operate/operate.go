@@ -60,11 +60,12 @@ type Option interface{ apply(*facts) }
 
 // facts has the values of the options.
 type facts struct {
-	state   config.State
-	watcher string
-	log     *slog.Logger
-	mapping config.Mapping
-	letters []string
+	state     config.State
+	watcher   string
+	log       *slog.Logger
+	mapping   config.Mapping
+	letters   []string
+	databases []string // of services that only consume
 }
 
 type optionFunc func(*facts)
@@ -108,6 +109,12 @@ func WithHandlerLetters(collections ...string) Option {
 	})
 }
 
+// WithConsumerDatabases names the databases of services that have no outbox of the watcher: the key consumers.databases of the relay.
+// Defaults to none.
+func WithConsumerDatabases(databases ...string) Option {
+	return optionFunc(func(facts *facts) { facts.databases = append(facts.databases, databases...) })
+}
+
 // WithLogger sets the logger of the mounted page and API. Defaults to [slog.Default] at the time of New, and nil is the default.
 func WithLogger(log *slog.Logger) Option {
 	return optionFunc(func(facts *facts) {
@@ -133,13 +140,14 @@ func New(client *mongo.Client, options ...Option) (*Operator, error) {
 	mapped := config.Config{Mapping: facts.mapping}
 	shared := &shared{state: state.Open(client, facts.state), close: func() {}}
 	return newOperator(shared, admin.Operator{
-		State:          shared.state,
-		Watcher:        facts.watcher,
-		Mapping:        mapped.DocumentMapping(),
-		HandlerLetters: facts.letters,
-		LetterArchive:  defaults.DeadLetters.Archive,
-		Oplog:          connect.Oplog(client),
-		Log:            facts.log,
+		State:             shared.state,
+		Watcher:           facts.watcher,
+		Mapping:           mapped.DocumentMapping(),
+		HandlerLetters:    facts.letters,
+		ConsumerDatabases: facts.databases,
+		LetterArchive:     defaults.DeadLetters.Archive,
+		Oplog:             connect.Oplog(client),
+		Log:               facts.log,
 	}), nil
 }
 

@@ -57,6 +57,17 @@ func TestDeadLettersAreReadRequeuedAndDiscarded(t *testing.T) {
 		t.Errorf("letters of key o2: got %d, %v", count, err)
 	}
 
+	groups, err := op.SummarizeLetters(t.Context(), operate.LetterFilter{By: operate.Relay})
+	if err != nil || len(groups) != 1 || groups[0].Count != 2 || groups[0].NotRequeued != 2 || groups[0].Class != "expired" || groups[0].First.IsZero() {
+		t.Errorf("the groups of letters: got %+v, %v", groups, err)
+	} else if count, err := op.CountLetters(t.Context(), operate.LetterFilter{Fingerprint: groups[0].Fingerprint}); count != 2 || err != nil {
+		t.Errorf("letters of the failure: got %d, %v", count, err)
+	}
+	conversation, err := op.Conversation(t.Context(), first)
+	if err != nil || len(conversation.Events) != 1 || conversation.Events[0].ID != first || conversation.Events[0].State != "dead" {
+		t.Errorf("the conversation of the event: got %+v, %v", conversation, err)
+	}
+
 	shown, err := op.Letter(t.Context(), letter.Ref)
 	if err != nil || strings.Contains(string(shown.Envelope), "secret") || !json.Valid(shown.Envelope) {
 		t.Errorf("the letter without its payload: got %s, %v", shown.Envelope, err)

@@ -31,7 +31,8 @@ type Problem struct {
 
 	Detail      string // the cause
 	Consequence string // without an action
-	Fix         string // the next step, often a command
+	Fix         string // the next step, often a command of outrelay
+	Command     string // of another tool that fixes it, such as kafka-topics.sh, or ""
 
 	// Acknowledge is the argument for [Operator.Acknowledge] of a problem that stays after its cause has ended, or "".
 	Acknowledge string
@@ -59,7 +60,7 @@ func (o *Operator) Problems(ctx context.Context) ([]Problem, error) {
 		list = append(list, Problem{
 			ID: stored.ID, Kind: string(stored.Kind), Severity: Severity(stored.Severity), Object: stored.Object, Title: stored.Title,
 			Since: timeOf(stored.Since), Lasts: seconds(stored.ForS), Count: stored.Count, Unit: stored.Unit,
-			Detail: stored.Detail, Consequence: stored.Consequence, Fix: stored.Fix, Acknowledge: stored.Acknowledge,
+			Detail: stored.Detail, Consequence: stored.Consequence, Fix: stored.Fix, Command: stored.Command, Acknowledge: stored.Acknowledge,
 		})
 	}
 	return list, nil

@@ -45,6 +45,8 @@ type (
 	Purge = config.Purge
 	// DeadLetters configures the dead letters.
 	DeadLetters = config.DeadLetters
+	// Consumers describes the services that handle events, for operators.
+	Consumers = config.Consumers
 	// Lease is the exclusive right of an owner to send.
 	Lease = config.Lease
 	// Retry limits the attempts for an envelope whose record Kafka rejects.

@@ -150,7 +150,7 @@ func testCharts(s *scene, b *tab) {
 func testWidthsAndAccess(s *scene, b *tab) {
 	letter := evaluateScript[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
 	entry := evaluateScript[string](b, `fetch('/log').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/log/entry"]').getAttribute('href'))`)
-	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1", "/nodes/node?node=one", entry}, pages...) {
+	for _, at := range append([]string{"/lookup?q=good-001", "/lookup?conversation=good-001", letter + "&payload=1", "/nodes/node?node=one", entry}, pages...) {
 		b.openPage(at)
 		b.waitUntil("the page", "document.readyState === 'complete'")
 		if at != "/" && !strings.Contains(at, "payload") {
@@ -420,6 +420,9 @@ func testLookup(s *scene, b *tab) {
 	b.runActions("an id", chromedp.SendKeys(`main input[name=q]`, "good-007"+kb.Enter))
 	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /\/\d+@\d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
 	b.takeScreenshot("lookup")
+	b.runActions("its conversation", chromedp.Click(`article a[href*="conversation="]`))
+	b.waitForText("Events of the conversation")
+	b.waitForText("good-007")
 
 	b.runActions("a key in the header", chromedp.SendKeys(`header input[name=q]`, "customer-3"+kb.Enter))
 	b.waitForText("These events have it as their ordering key")

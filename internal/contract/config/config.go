@@ -61,6 +61,7 @@ type Config struct {
 	Retention   time.Duration `yaml:"retention"`
 	Purge       Purge         `yaml:"purge"`
 	DeadLetters DeadLetters   `yaml:"dead_letters"`
+	Consumers   Consumers     `yaml:"consumers"`
 	Lease       Lease         `yaml:"lease"`
 	Retry       Retry         `yaml:"retry"`
 	// LostHistory is the reaction to a gap: the oplog no longer reaches back to the position. sweep
@@ -257,9 +258,16 @@ type DeadLetters struct {
 	// Archive is how long discarded dead letters stay in the archive, from which they can be requeued. A
 	// change applies to later discards. 0 removes them at once. Defaults to 30d.
 	Archive time.Duration `yaml:"archive"`
-	// Handlers names the collections with the dead letters of handlers, in the databases of the outboxes:
-	// deadletter.WithCollection of the consumers. Defaults to inbox_dead.
+	// Handlers names the collections with the dead letters of handlers: deadletter.WithCollection of the
+	// consumers. Defaults to inbox_dead.
 	Handlers []string `yaml:"handlers"`
+}
+
+// Consumers describes the services that handle events, for operators.
+type Consumers struct {
+	// Databases are the databases of services without an outbox of this watcher. Waiting messages, dead
+	// letters, inboxes and sagas are found in them and in the databases of the outboxes. Defaults to none.
+	Databases []string `yaml:"databases"`
 }
 
 // Retry limits the attempts for an envelope whose record Kafka rejects. An outage does not use up attempts.

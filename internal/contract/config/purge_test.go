@@ -39,3 +39,16 @@ func TestPurgeAndRecording(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+func TestDatabasesOfConsumersHaveNoPattern(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, "consumers: {databases: [shipping, billing]}\n", base, nil)
+	if want := []string{"shipping", "billing"}; !slices.Equal(c.Consumers.Databases, want) {
+		t.Errorf("got %q, want %q", c.Consumers.Databases, want)
+	}
+	got := loadProblems(t, "consumers: {databases: [shipping, 'tenant_*']}\n", base, nil)
+	want := []string{`consumers.databases[1]: found "tenant_*"; expected the name of a database, without a pattern`}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -168,6 +168,11 @@ func (c *Config) validateMongo(validator validator) {
 			"collections that begin with state.prefix hold outrelay's own documents and cannot be watched")
 		validator.check(path, !slices.Contains(c.Watch[:i], ns), strconv.Quote(ns), "it is in the list twice")
 	}
+
+	for i, name := range c.Consumers.Databases {
+		validator.check(fmt.Sprintf("consumers.databases[%d]", i), databasePattern.MatchString(name), strconv.Quote(name),
+			"expected the name of a database, without a pattern")
+	}
 }
 
 // findURIProblem checks a connection string without its login. It resolves no name and connects to nothing.

@@ -5,13 +5,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/contract/envelope"
-	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -55,6 +54,9 @@ type ConversationEvent struct {
 
 	stamp bson.Timestamp // of the insert
 }
+
+// Indent returns the beginning of a line that shows the depth of the event.
+func (e ConversationEvent) Indent() string { return strings.Repeat("› ", e.Depth) }
 
 // defaultConversationWindow is longer than that of a key, because a conversation has pauses.
 const defaultConversationWindow = 24 * time.Hour
@@ -170,7 +172,7 @@ func (s *conversationSearch) findWaiting(ctx context.Context) error {
 	}
 	s.more = s.more || len(list) > s.limit
 	for i := range list[:min(len(list), s.limit)] {
-		s.addEnvelope(s.settled.describeWaiting(s.op.Mapping, &list[i]), list[i].Envelope)
+		s.addEnvelope(s.settled.describeWaiting(s.op.Mapping, &list[i]))
 	}
 
 	return waiting.EachClaim(ctx, s.op.State.Collection(waiting.ClaimsName), s.op.Watcher, func(claim *waiting.Claim) error {
@@ -178,10 +180,10 @@ func (s *conversationSearch) findWaiting(ctx context.Context) error {
 			entry := claim.Envelopes[i].Entry(s.op.Watcher)
 			document := entry.Document()
 			isOther := s.query.Collection != "" && s.query.Collection != document.NS
-			if isOther || claim.IsDone(i) || readCause(s.op.Mapping, document.Envelope).CorrelationID != s.query.ID {
+			if isOther || claim.IsDone(i) || readCause(s.op.Mapping.ToContract(document.Envelope)).CorrelationID != s.query.ID {
 				continue
 			}
-			s.addEnvelope(s.settled.describeWaiting(s.op.Mapping, &document), document.Envelope)
+			s.addEnvelope(s.settled.describeWaiting(s.op.Mapping, &document))
 		}
 		return nil
 	})
@@ -214,7 +216,7 @@ func (s *conversationSearch) findInOutboxes(ctx context.Context, names []string)
 			}
 			s.more = s.more || len(docs) > s.limit
 			for _, raw := range docs[:min(len(docs), s.limit)] {
-				s.addEnvelope(s.settled.describeEnvelope(ns, s.op.Mapping.ToContract(raw)), raw)
+				s.addEnvelope(s.settled.describeEnvelope(ns, s.op.Mapping.ToContract(raw)))
 			}
 		}
 	}
@@ -237,7 +239,7 @@ func (s *conversationSearch) findLetters(ctx context.Context) error {
 		found := s.settled.describeEnvelope(letter.NS, s.op.Mapping.ToContract(letter.Envelope))
 		found.Collection, found.ID = letter.NS, letter.IDText()
 		found.Type, found.AggregateType = cmp.Or(found.Type, letter.Type), cmp.Or(found.AggregateType, letter.AggregateType)
-		place := s.addEnvelope(found, letter.Envelope)
+		place := s.addEnvelope(found)
 		// A requeue sends the event again.
 		if added := &s.events[place]; letter.Requeued == nil && added.State != stateWaiting {
 			added.State, added.Reason = stateDead, string(letter.Class)
@@ -277,8 +279,8 @@ func (s *conversationSearch) findHandlerLetters(ctx context.Context) error {
 	return nil
 }
 
-// addEnvelope adds an event, unless it is known, and returns its place. raw is the stored envelope.
-func (s *conversationSearch) addEnvelope(found FoundEnvelope, raw bson.Raw) (place int) {
+// addEnvelope adds an event, unless it is known, and returns its place.
+func (s *conversationSearch) addEnvelope(found FoundEnvelope) (place int) {
 	key := found.Collection + "\x00" + found.ID
 	if place, known := s.places[key]; known {
 		return place
@@ -286,16 +288,16 @@ func (s *conversationSearch) addEnvelope(found FoundEnvelope, raw bson.Raw) (pla
 	s.places[key] = len(s.events)
 	s.events = append(s.events, ConversationEvent{
 		Collection: found.Collection, ID: found.ID, Type: found.Type, AggregateType: found.AggregateType, AggregateID: found.AggregateID,
-		CausationID: record.Clip(readCause(s.op.Mapping, raw).CausationID, envelope.MaxIDBytes),
+		CausationID: found.CausationID,
 		State:       found.State, Reason: found.Reason, Written: found.Written, Handlers: []DeadLetter{}, stamp: found.stamp,
 	})
 	return len(s.events) - 1
 }
 
-// readCause returns the cause of a stored envelope.
-func readCause(mapping *envelope.Mapping, raw bson.Raw) (cause event.Cause) {
+// readCause returns the cause of a stored envelope in the form of the contract.
+func readCause(raw bson.Raw) (cause event.Cause) {
 	// The envelope has no payload here, so it is not complete.
-	headers := mapping.ToContract(raw).Lookup("headers")
+	headers := raw.Lookup("headers")
 	text := func(value bson.RawValue) string {
 		if _, data, ok := value.BinaryOK(); ok {
 			return string(data)

@@ -223,6 +223,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, deadEdit DeadEdit, opts 
 	if err != nil {
 		return DeadEdited{}, err
 	}
+	edit = edit.DropSame(letter.Envelope, l.op.Mapping)
 
 	desk := l.op.newDesk()
 	out := DeadEdited{

@@ -80,6 +80,17 @@ type letterOrigin struct {
 // Ref returns the id by which [DeadRef.ID] finds the letter.
 func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.Place, d.ID) }
 
+// State returns the state of the letter: requeued, discarded or dead. A letter that was requeued may be discarded as well.
+func (d DeadLetter) State() string {
+	switch {
+	case d.Requeued != nil:
+		return eventRequeued
+	case d.Archived != nil:
+		return eventDiscarded
+	}
+	return eventDead
+}
+
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(letter *letters.Dead) DeadLetter {
 	return DeadLetter{

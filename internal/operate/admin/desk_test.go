@@ -257,7 +257,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	f.requeueAndSend("dead")
-	if e := one("dead").Envelopes[0]; len(e.Timeline) != 3 || e.State == "dead" || !slices.ContainsFunc(e.Timeline, func(m admin.TimelineEntry) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
+	if e := one("dead").Envelopes[0]; len(e.Timeline) != 4 || e.State == "dead" || !slices.ContainsFunc(e.Timeline, func(m admin.TimelineEntry) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
 		t.Errorf("%+v", e)
 	}
 
@@ -324,7 +324,7 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 			t.Errorf("not in the order of time: %+v", e.Timeline)
 		}
 	}
-	if want := []string{"appended", "sent", "handled", "set aside", "dead"}; !slices.Equal(what, want) {
+	if want := []string{"appended", "sent", "handled", "failed", "set aside", "dead"}; !slices.Equal(what, want) {
 		t.Errorf("got %q, want %q: %+v", what, want, e.Timeline)
 	}
 	states := map[string]string{}

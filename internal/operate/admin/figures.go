@@ -93,5 +93,7 @@ func (d *countDesk) findOrAdd(operator Operator) *countedWatcher {
 
 // newCounter returns a counter for the watcher.
 func (o Operator) newCounter() figures.Counter {
-	return figures.Counter{State: o.State, Watcher: o.Watcher, HandlerLetters: o.HandlerLetters, Now: time.Now, Oplog: o.Oplog}
+	return figures.Counter{
+		State: o.State, Watcher: o.Watcher, HandlerLetters: o.HandlerLetters, ConsumerDatabases: consumerDatabases(o), Now: time.Now, Oplog: o.Oplog,
+	}
 }

@@ -74,7 +74,7 @@ type GroupHandler struct {
 	Reason    string     `json:"reason,omitempty"` // its last failure
 }
 
-// List returns the groups that read a topic of the watcher, or that consumers in the databases of its outboxes have, without their
+// List returns the groups that read a topic of the watcher, or that consumers in the databases of services have, without their
 // partitions; with all, every group that the Kafka login may see. A topic is of the watcher if its owners have reported it.
 func (g Groups) List(ctx context.Context, all bool) (GroupList, error) {
 	list := GroupList{Groups: []Group{}, Problems: []string{}}
@@ -159,7 +159,7 @@ func (n *groupNotes) findHandler(name string) *GroupHandler {
 	return handler
 }
 
-// readNotes returns what the members of the groups have recorded in the databases of the watcher's outboxes, by group.
+// readNotes returns what the members of the groups have recorded in the databases of services, by group.
 func (g Groups) readNotes(ctx context.Context, only string) (map[string]*groupNotes, error) {
 	databases, err := g.op.HandlerWaiting().databases(ctx, "")
 	if err != nil {

@@ -40,7 +40,7 @@ func HandlerClasses() []string {
 	}
 }
 
-// handlerLetters are the dead letters of the handlers whose services share a database with an outbox of the watcher.
+// handlerLetters are the dead letters of handlers in [Operator.ServiceDatabases].
 type handlerLetters struct{ op Operator }
 
 // handlerDesk is one collection of letters.
@@ -52,7 +52,7 @@ type handlerDesk struct {
 // openDesks returns the collections of letters, in the order of their names. only selects one of them; "" means all.
 func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDesk, error) {
 	database, _, _ := strings.Cut(only, ".")
-	databases, err := h.op.serviceDatabases(ctx, database)
+	databases, err := h.op.ServiceDatabases(ctx, database)
 	if err != nil {
 		return nil, err
 	}

@@ -1,10 +1,12 @@
 package admin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -136,21 +138,40 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, edit DeadEdit, op
 	}, nil)
 }
 
-// applyTo changes the message of a letter, and returns the changed parts. Of the fields it can change only the key.
+// applyTo changes the message of a letter, and returns the parts that differ then. Of the fields it can change only the key.
 func (e DeadEdit) applyTo(letter *handlerletters.Letter) (edited []string, err error) {
+	before := *letter
+	if err := e.replaceParts(letter); err != nil {
+		return nil, err
+	}
+
+	isSame := func(a, b []byte) bool { return bytes.Equal(a, b) && (a == nil) == (b == nil) }
+	isSameHeader := func(a, b event.Header) bool { return a.Key == b.Key && isSame(a.Value, b.Value) }
+	if !isSame(before.Key, letter.Key) {
+		edited = append(edited, "key")
+	}
+	if !slices.EqualFunc(before.Headers, letter.Headers, isSameHeader) {
+		edited = append(edited, "headers")
+	}
+	if !isSame(before.Value, letter.Value) {
+		edited = append(edited, "payload")
+	}
+	return edited, nil
+}
+
+// replaceParts sets the parts of the message of a letter that the edit names.
+func (e DeadEdit) replaceParts(letter *handlerletters.Letter) error {
 	for name := range e.Fields {
 		if name != "key" {
-			return nil, invalidRequest("%s of a message cannot be changed; only the key, the headers and the payload can", name)
+			return invalidRequest("%s of a message cannot be changed; only the key, the headers and the payload can", name)
 		}
 		letter.Key = []byte(e.Fields[name])
-		edited = append(edited, name)
 	}
 	for _, name := range e.Unset {
 		if name != "key" {
-			return nil, invalidRequest("%s of a message cannot be removed; only the key can", name)
+			return invalidRequest("%s of a message cannot be removed; only the key can", name)
 		}
 		letter.Key = nil
-		edited = append(edited, name)
 	}
 
 	if e.Headers != nil {
@@ -158,21 +179,18 @@ func (e DeadEdit) applyTo(letter *handlerletters.Letter) (edited []string, err e
 		for _, h := range e.Headers {
 			letter.Headers = append(letter.Headers, event.Header{Key: h[0], Value: []byte(h[1])})
 		}
-		edited = append(edited, "headers")
 	}
 
 	switch {
 	case e.PayloadAs == PayloadNull && len(e.Payload) > 0:
-		return nil, errors.New("a null payload has no bytes")
+		return errors.New("a null payload has no bytes")
 	case e.PayloadAs == PayloadNull:
 		letter.Value = nil
 	case e.Payload != nil:
 		// A payload of Kafka has no type, so the bytes are stored as they are.
 		letter.Value = e.Payload
-	default:
-		return edited, nil
 	}
-	return append(edited, "payload"), nil
+	return nil
 }
 
 // discard is [Letters.Discard] for letters of handlers.

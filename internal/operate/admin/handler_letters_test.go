@@ -308,8 +308,27 @@ func TestAnEditOfAMessageChangesSomething(t *testing.T) {
 	t.Parallel()
 	f := openWard(t)
 	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
-	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, admin.DeadEdit{}, admin.DeadOptions{}); err == nil || !strings.Contains(err.Error(), "changes nothing") {
-		t.Errorf("%v", err)
+	f.moveToDead(f.a, record.NotAllowed, letterOf("d1", "paid"))
+	headers := [][2]string{{"id", "m1"}}
+	for name, c := range map[string]struct {
+		id   string
+		edit admin.DeadEdit
+	}{
+		"nothing of a message":        {"m1", admin.DeadEdit{}},
+		"the parts of a message":      {"m1", admin.DeadEdit{Payload: []byte(`{"card":"` + planted + `"}`), Fields: map[string]string{"key": "7"}, Headers: headers}},
+		"nothing of an event":         {"d1", admin.DeadEdit{}},
+		"the fields of an event":      {"d1", admin.DeadEdit{Payload: []byte("paid"), Fields: map[string]string{"type": "OrderPlaced"}}},
+		"a missing field of an event": {"d1", admin.DeadEdit{Unset: []string{"topic"}}},
+	} {
+		_, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: c.id, Delivery: -1}, c.edit, admin.DeadOptions{})
+		if err == nil || !strings.Contains(err.Error(), "changes nothing") {
+			t.Errorf("an edit with %s: %v", name, err)
+		}
+	}
+	edited, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "d1", Delivery: -1},
+		admin.DeadEdit{Payload: []byte("paid"), Fields: map[string]string{"key": "8"}}, admin.DeadOptions{DryRun: true})
+	if err != nil || !slices.Equal(edited.Edited, []string{"key"}) {
+		t.Errorf("an edit of one of two fields: %+v, %v", edited, err)
 	}
 	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, false)
 	if err != nil || l.Place != "orders/0@0" || l.Partition == nil {

@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/setaside"
@@ -21,8 +22,7 @@ const (
 )
 
 // HandlerWaiting is the set of the messages that handlers of consumers retry, and of the messages that follow them in the order of a key.
-// They are in the databases of the services, in the collection inbox_waiting, in at most 100 databases. Messages in retry topics are in
-// Kafka: [Groups] counts them.
+// They are in [Operator.ServiceDatabases], in the collection inbox_waiting. Messages in retry topics are in Kafka: [Groups] counts them.
 //
 // Changes are requests: the member of the group that has the partition carries them out within about two seconds. Without a running
 // member, they wait for one.
@@ -75,6 +75,8 @@ type HandlerMessage struct {
 	NextAt      *time.Time `json:"next_at,omitempty"`      // the next attempt; missing if it follows an earlier message of its key
 	RequestedAt *time.Time `json:"requested_at,omitempty"` // a retry or a discard that no member has carried out yet
 	DiscardedBy string     `json:"discarded_by,omitempty"` // an operator has discarded it, and no member has made the dead letter yet
+
+	history []record.Attempt // the last failures
 }
 
 // HandlerWaitingGroup counts the messages that a handler retries in one topic.
@@ -97,7 +99,7 @@ func (h HandlerWaiting) desk(database string) *setaside.Desk {
 
 // databases returns the names of the databases that have messages of handlers, or only the named one, in order.
 func (h HandlerWaiting) databases(ctx context.Context, only string) (names []string, err error) {
-	all, err := h.op.serviceDatabases(ctx, only)
+	all, err := h.op.ServiceDatabases(ctx, only)
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +149,9 @@ func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
 		AsideAt: item.AsideAt.UTC(), Attempts: item.Failed, FailedAt: inUTC(item.Since), NextAt: inUTC(item.Due), RequestedAt: inUTC(item.RequestedAt),
 	}
 
+	for _, failure := range item.History {
+		message.history = append(message.history, record.Attempt{At: failure.At, Class: record.Class(failure.Class), Reason: failure.Reason})
+	}
 	if n := len(item.History); n > 0 {
 		message.Class, message.Reason = item.History[n-1].Class, item.History[n-1].Reason
 	}

@@ -26,14 +26,13 @@ type InboxCounts struct {
 	Expired    int64  `json:"expired"`    // expired claims
 }
 
-// Inboxes are the inboxes of the services whose outboxes the watcher reads.
+// Inboxes are the inboxes in [Operator.ServiceDatabases].
 type Inboxes struct{ op Operator }
 
-// List returns the inboxes in the databases that contain an outbox of the watcher, in at most
-// 100 databases. Its cost grows with the number of claims, which is small.
+// List returns the inboxes. Its cost grows with the number of claims, which is small.
 func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 	inboxes := []InboxCounts{}
-	databases, err := i.op.serviceDatabases(ctx, "")
+	databases, err := i.op.ServiceDatabases(ctx, "")
 	if err != nil {
 		return inboxes, err
 	}
@@ -114,7 +113,7 @@ func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*m
 	if database == "" {
 		return nil, "", invalidRequest("name the database of the inbox")
 	}
-	if _, err := i.op.serviceDatabases(ctx, database); err != nil {
+	if _, err := i.op.ServiceDatabases(ctx, database); err != nil {
 		return nil, "", err
 	}
 	if collection == "" {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -88,7 +89,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	if err != nil {
 		return out, err
 	}
-	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, heavyFields(o.Mapping), limit, "")
+	waits, more, err := waiting.List(ctx, o.waiting(), waitQuery, heavyFields(o.Mapping, "payload"), limit, "")
 	if err != nil {
 		return out, err
 	}
@@ -123,7 +124,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	}
 	out.addTraces(traces)
 	// Marks have no key, so they are found by the ids of all events, also of those that only the traces show.
-	marks, err := findMarks(ctx, o, names, out.markedEvents(query, names))
+	marks, err := findMarks(ctx, o, out.markedEvents(query, names))
 	if err != nil {
 		return out, err
 	}
@@ -271,7 +272,7 @@ func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]bson.D, *time.T
 	return filters, &since, nil
 }
 
-// findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
+// findEnvelopes returns up to limit matching envelopes, newest first, without payloads.
 func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
 	outbox := outboxes.CollectionOf(o.State.Client(), ns)
 
@@ -279,7 +280,7 @@ func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, l
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "ts", Value: -1}}).
 		SetAllowDiskUse(true).
-		SetProjection(o.Mapping.Without("payload", "headers")))
+		SetProjection(o.Mapping.Without("payload")))
 }
 
 // settledUpTo is the position that the watcher has passed, and the margin between a timestamp and
@@ -320,6 +321,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		}
 	}
 
+	cause := readCause(raw)
 	foundEnvelope := FoundEnvelope{
 		Collection:    ns,
 		ID:            letters.IDText(stored.ID),
@@ -328,6 +330,8 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		AggregateID:   truncateText(envelope.CanonicalText(stored.AggregateID)),
 		Key:           truncateText(cmp.Or(envelope.CanonicalText(stored.Key), envelope.CanonicalText(stored.AggregateID))),
 		Topic:         truncateText(envelope.CanonicalText(stored.Topic)),
+		CorrelationID: truncateText(cause.CorrelationID),
+		CausationID:   truncateText(cause.CausationID),
 		Waits:         []string{},
 		Handlers:      []FoundHandler{},
 		DueAt:         stored.DueAt,
@@ -373,12 +377,17 @@ func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waitin
 	envelope.Attempts = document.Attempts
 	envelope.NextAt = document.NextTime()
 
-	for _, h := range document.History {
-		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
-		envelope.Timeline = append(envelope.Timeline, TimelineEntry{At: h.At.UTC(), What: eventFailed, Text: text, Node: h.Node})
-	}
+	envelope.addAttempts("", document.History)
 	envelope.sortTimeline()
 	return envelope
+}
+
+// addAttempts adds the failed attempts of the relay, or of the handler of a message, to the timeline.
+func (e *FoundEnvelope) addAttempts(handler string, history []record.Attempt) {
+	for _, attempt := range history {
+		parts := slices.DeleteFunc([]string{handler, attempt.Topic, string(attempt.Class), attempt.Reason}, func(part string) bool { return part == "" })
+		e.Timeline = append(e.Timeline, TimelineEntry{At: attempt.At.UTC(), What: eventFailed, Text: strings.Join(parts, ": "), Node: attempt.Node})
+	}
 }
 
 // addHistory adds the events in the life of the envelope to the timeline.
@@ -437,6 +446,7 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			continue
 		}
 
+		e.addAttempts("", letter.Attempts)
 		e.Timeline = append(e.Timeline, TimelineEntry{
 			At:   letter.DiedAt.UTC(),
 			What: eventDead,

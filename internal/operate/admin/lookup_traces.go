@@ -95,7 +95,7 @@ func (r *LookupResult) markedEvents(query LookupQuery, names []string) map[strin
 }
 
 // findMarks returns the marks of the events in the inboxes of the services.
-func findMarks(ctx context.Context, op Operator, names []string, events map[string][]string) (list []foundMark, err error) {
+func findMarks(ctx context.Context, op Operator, events map[string][]string) (list []foundMark, err error) {
 	ids := map[string][]string{} // by source
 	outbox := map[string]string{}
 	for ns, of := range events {
@@ -110,7 +110,11 @@ func findMarks(ctx context.Context, op Operator, names []string, events map[stri
 		return nil, nil
 	}
 
-	err = op.forEachService(ctx, outboxes.DatabasesOf(names), func(db string, found inventory.Inventory) error {
+	databases, err := op.ServiceDatabases(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	err = op.forEachService(ctx, databases, func(db string, found inventory.Inventory) error {
 		for _, coll := range found.Inboxes {
 			marks, err := op.Inboxes().storeOf(db, coll).FindMarks(ctx, ids)
 			if err != nil {
@@ -194,6 +198,7 @@ func (r *LookupResult) addTraces(traces traces) {
 		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
 		text := fmt.Sprintf("%s: %s", describeHandler(&found), countAttempts(message))
 		event.Handlers = append(event.Handlers, found)
+		event.addAttempts(found.Name(), message.history)
 		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventAside, Text: text})
 	}
 
@@ -218,7 +223,7 @@ func (r *LookupResult) addMarks(marks []foundMark) {
 		text := describeHandler(&found)
 		if mark.State != inbox.StateHandled {
 			text += ": claimed, not finished"
-			found.State = "claimed"
+			found.State = eventClaimed
 		}
 		event.Handlers = append(event.Handlers, found)
 		event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: found.State, Text: text})
@@ -241,16 +246,13 @@ func (r *LookupResult) settle() {
 func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
 	event := r.findEvent("", letter.ID, letter.Type, letter.Key)
 	found := FoundHandler{
-		Group: letter.Source.Group, Handler: letter.Source.Handler, State: stateDead, At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
+		Group: letter.Source.Group, Handler: letter.Source.Handler, State: letter.State(), At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
 	}
 	event.addPlace(letter.origin.place)
+	event.addAttempts(found.Name(), letter.Attempts)
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
-	if letter.Archived != nil {
-		found.State = eventDiscarded
-		event.addDiscard(letter)
-	}
+	event.addDiscard(letter)
 	if requeue := letter.Requeued; requeue != nil {
-		found.State = "requeued"
 		event.Timeline = append(event.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: "by " + requeue.Actor + " to its handler"})
 	}
 	event.Handlers = append(event.Handlers, found)
@@ -267,7 +269,7 @@ func (e *FoundEnvelope) addPlace(place outboxes.Place) bool {
 
 // describeHandler returns the handler with its group, and the place of the message.
 func describeHandler(found *FoundHandler) string {
-	text := "by handler " + found.Handler + " of group " + found.Group
+	text := "by handler " + found.Name()
 	if found.Handler == "" {
 		text = "by group " + found.Group + ", in which no handler takes it"
 	}
@@ -295,11 +297,18 @@ func splitConsumer(consumer string) (group, handler string) {
 
 // setLimits states what the result cannot contain.
 func (r *LookupResult) setLimits() {
-	for i := range r.Envelopes {
-		if event := &r.Envelopes[i]; event.State == stateDelivered && len(event.Sent) == 0 {
-			r.Limits = "the place in Kafka is known only of events whose delivery is recorded (recording: mark), that a handler has a mark or a letter of, " +
-				"or that are among the recent deliveries, of which owners keep 50 for each slot"
-			return
-		}
+	const places = "the place in Kafka is known only of events whose delivery is recorded (recording: mark), that a handler has a mark or a letter of, " +
+		"or that are among the recent deliveries, of which owners keep 50 for each slot"
+	const retries = "messages in retry topics (WithRetryTopics) are not found; outrelay groups counts them"
+	var limits []string
+	delivered := func(isLimited func(event FoundEnvelope) bool) bool {
+		return slices.ContainsFunc(r.Envelopes, func(event FoundEnvelope) bool { return event.State == stateDelivered && isLimited(event) })
 	}
+	if delivered(func(event FoundEnvelope) bool { return len(event.Sent) == 0 }) {
+		limits = append(limits, places)
+	}
+	if delivered(func(event FoundEnvelope) bool { return len(event.Handlers) == 0 }) {
+		limits = append(limits, retries)
+	}
+	r.Limits = strings.Join(limits, "; ")
 }

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -38,7 +39,9 @@ type FoundEnvelope struct {
 	AggregateType string `json:"aggregate_type"`
 	AggregateID   string `json:"aggregate_id"`
 	Key           string `json:"key"`
-	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
+	Topic         string `json:"topic,omitempty"`          // the topic that the envelope itself names
+	CorrelationID string `json:"correlation_id,omitempty"` // of its conversation; missing if its headers have none
+	CausationID   string `json:"causation_id,omitempty"`   // id of the message whose handler appended it
 	// State is appended, scheduled, waiting, dead or delivered. An appended event is too young to decide whether it is delivered.
 	State    string           `json:"state"`
 	Reason   string           `json:"reason,omitempty"` // why it waits
@@ -58,14 +61,34 @@ type FoundEnvelope struct {
 	stamp bson.Timestamp // of the insert
 }
 
+// ConversationID returns the id of the conversation of the event. An event without one may begin a conversation.
+func (e FoundEnvelope) ConversationID() string { return cmp.Or(e.CorrelationID, e.ID) }
+
+// DescribeMissing returns the sentence for a result without events.
+func (r LookupResult) DescribeMissing() string {
+	text := "Nothing was found: the event was never appended, or retention has removed it."
+	if r.Since != nil {
+		text += " For a key, delivered events are included since " + r.Since.UTC().Format(time.RFC3339) + "."
+	}
+	return text
+}
+
 // FoundHandler is the state of an event at a handler.
 type FoundHandler struct {
 	Group   string    `json:"group"`
 	Handler string    `json:"handler"`
-	State   string    `json:"state"` // handled, retried, dead, requeued or discarded
+	State   string    `json:"state"` // handled, claimed, retried, dead, requeued or discarded
 	At      time.Time `json:"at"`
 	Place   string    `json:"place,omitempty"` // topic/partition@offset
 	Reason  string    `json:"reason,omitempty"`
+}
+
+// Name returns the handler with its group.
+func (h FoundHandler) Name() string { return NameHandler(h.Group, h.Handler) }
+
+// NameHandler returns a handler with its group. A message that no handler takes has no handler.
+func NameHandler(group, handler string) string {
+	return cmp.Or(handler, "no handler") + " of group " + group
 }
 
 // The entries of a timeline.
@@ -79,12 +102,13 @@ const (
 	eventDiscarded = "discarded"
 	eventAside     = "set aside"
 	eventHandled   = "handled"
+	eventClaimed   = "claimed"
 )
 
 // TimelineEntry is one entry in the life of an event.
 type TimelineEntry struct {
 	At   time.Time `json:"at"`
-	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, discarded, set aside, handled
+	What string    `json:"what"` // appended, due, sent, failed, dead, requeued, discarded, set aside, handled, claimed
 	Text string    `json:"text,omitempty"`
 	Node string    `json:"node,omitempty"`
 	// Letter is the id of the dead letter of the entries dead, requeued and discarded.

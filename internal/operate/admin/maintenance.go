@@ -249,7 +249,11 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 	}
 
 	// Inboxes and sagas belong to a database, which may have several outboxes.
-	for _, db := range outboxes.DatabasesOf(names) {
+	databases := outboxes.DatabasesOf(names)
+	if c.order.Collection == "" {
+		databases = slices.Compact(slices.Sorted(slices.Values(slices.Concat(databases, consumerDatabases(c.op)))))
+	}
+	for _, db := range databases {
 		if err := c.findServiceCollections(ctx, db, add); err != nil {
 			return nil, err
 		}

@@ -69,7 +69,8 @@ type Operator struct {
 	NewTopic     func(ctx context.Context, order TopicOrder) (connect.NewTopic, error)
 	TopicCommand func(topic string) string
 
-	HandlerLetters []string // names of the collections with dead letters of handlers
+	HandlerLetters    []string // names of the collections with dead letters of handlers
+	ConsumerDatabases []string // of services that consume and have no outbox of the configured watcher
 
 	Redact Redaction
 	Log    *slog.Logger // nil disables logging
@@ -148,16 +149,16 @@ func (o Operator) Replays() Replays {
 	return Replays{o, newReplayStore(o.State)}
 }
 
-// HandlerWaiting returns the messages that handlers of consumers retry, in the databases of the watcher's outboxes.
+// HandlerWaiting returns the messages that handlers of consumers retry, in the databases of services.
 func (o Operator) HandlerWaiting() HandlerWaiting { return HandlerWaiting{o} }
 
 // Groups returns the consumer groups that read the topics of the watcher.
 func (o Operator) Groups() Groups { return Groups{o} }
 
-// Inboxes returns the inboxes of the services whose outboxes the watcher reads.
+// Inboxes returns the inboxes of services.
 func (o Operator) Inboxes() Inboxes { return Inboxes{o} }
 
-// Sagas returns the sagas of the services whose outboxes the watcher reads.
+// Sagas returns the sagas of services.
 func (o Operator) Sagas() Sagas { return Sagas{o} }
 
 // Watchers returns the watchers of the state database.

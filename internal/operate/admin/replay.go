@@ -426,14 +426,14 @@ func (r Replays) resolveCollections(ctx context.Context, named []string) ([]stri
 	for _, ns := range named {
 		if !slices.Contains(all, ns) {
 			return nil, fmt.Errorf("collection %s is not one of watcher %s's collections, which are %s",
-				ns, r.op.Watcher, joinSome(all))
+				ns, r.op.Watcher, JoinSome(all))
 		}
 	}
 	return named, nil
 }
 
-// joinSome joins up to five names for an error message.
-func joinSome(names []string) string {
+// JoinSome joins up to five names for a message.
+func JoinSome(names []string) string {
 	if len(names) == 0 {
 		return "none yet"
 	}

@@ -28,14 +28,13 @@ type SagaType struct {
 	Count    int64  `json:"count"` // instances and tombstones, from the collection's metadata
 }
 
-// Sagas are the sagas of the services whose outboxes the watcher reads.
+// Sagas are the sagas in [Operator.ServiceDatabases].
 type Sagas struct{ op Operator }
 
-// Types returns the saga types of the databases that contain an outbox of the watcher, of at
-// most 100 databases.
+// Types returns the registered saga types.
 func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 	types := []SagaType{}
-	databases, err := s.op.serviceDatabases(ctx, "")
+	databases, err := s.op.ServiceDatabases(ctx, "")
 	if err != nil {
 		return types, err
 	}
@@ -135,7 +134,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 // findType returns the registered type with this name. A collection that is not registered as a
 // saga type is never read.
 func (s Sagas) findType(ctx context.Context, database, name string) (SagaType, error) {
-	if _, err := s.op.serviceDatabases(ctx, database); err != nil {
+	if _, err := s.op.ServiceDatabases(ctx, database); err != nil {
 		return SagaType{}, err
 	}
 	if database == "" {

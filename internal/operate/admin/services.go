@@ -13,11 +13,9 @@ func (o Operator) findServices(ctx context.Context, database string) (inventory.
 	return inventory.Find(ctx, o.database(database), o.HandlerLetters)
 }
 
-// forEachService calls do with the collections of services in each of the databases, of at most 100. It returns the first
-// error.
+// forEachService calls do with the collections of services in each of the databases. It returns the first error.
 func (o Operator) forEachService(ctx context.Context, databases []string, do func(db string, found inventory.Inventory) error) error {
-	// Some callers read regularly, so their cost must have a bound.
-	for _, db := range databases[:min(len(databases), inventory.MaxDatabases)] {
+	for _, db := range databases {
 		found, err := o.findServices(ctx, db)
 		if err == nil {
 			err = do(db, found)
@@ -29,21 +27,29 @@ func (o Operator) forEachService(ctx context.Context, databases []string, do fun
 	return nil
 }
 
-// serviceDatabases returns the databases of the watcher's outboxes, or only the named one. An
+// ServiceDatabases returns the sorted names of the databases that are searched for what services store, or only the named one: the
+// databases of consumers.databases, and those of the watcher's outboxes, of which it leaves out some if there are more than 100. An
 // operator cannot read other databases.
-func (o Operator) serviceDatabases(ctx context.Context, only string) ([]string, error) {
+func (o Operator) ServiceDatabases(ctx context.Context, only string) ([]string, error) {
 	names, err := o.collectionNames(ctx)
 	if err != nil {
 		return nil, err
 	}
-
-	all := outboxes.DatabasesOf(names)
+	consumers, ofOutboxes := consumerDatabases(o), outboxes.DatabasesOf(names)
 	if only == "" {
-		return all, nil
+		return inventory.ChooseDatabases(consumers, ofOutboxes), nil
 	}
-	if !slices.Contains(all, only) {
-		return nil, invalidRequest("watcher %s has no outbox in database %q; its databases are %s",
-			o.Watcher, only, joinSome(all))
+	if !slices.Contains(consumers, only) && !slices.Contains(ofOutboxes, only) {
+		return nil, invalidRequest("watcher %s has no outbox in database %q, and consumers.databases does not name it; its databases are %s",
+			o.Watcher, only, JoinSome(slices.Concat(consumers, ofOutboxes)))
 	}
 	return []string{only}, nil
+}
+
+// consumerDatabases returns the configured databases of services that only consume. Those of another watcher are unknown.
+func consumerDatabases(op Operator) []string {
+	if !op.isConfigured() {
+		return nil
+	}
+	return op.ConsumerDatabases
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
-	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/lettercount"
 )
@@ -155,7 +154,7 @@ func (t *TopicFigures) addRecent(recent []int32) {
 // countLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
 // are counted.
 func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, err error) {
-	namespaces, err := a.op.collectionNames(ctx)
+	databases, err := a.op.ServiceDatabases(ctx, "")
 	if err != nil {
 		return false, err
 	}
@@ -167,7 +166,7 @@ func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, 
 		rows.find(topic).Dead += n
 	}
 
-	err = a.op.forEachService(ctx, outboxes.DatabasesOf(namespaces), func(db string, found inventory.Inventory) error {
+	err = a.op.forEachService(ctx, databases, func(db string, found inventory.Inventory) error {
 		for _, coll := range found.Letters {
 			letters := mongodb.Majority(a.op.database(db).Collection(coll))
 			counts, err := mongodb.CountValues(ctx, letters, lettercount.Open(), "_id.topic", maxTopicLetters)

@@ -29,7 +29,7 @@ type Waiting struct{ op Operator }
 type WaitingGroup struct {
 	Collection string `json:"collection"`
 	// Reason is retry, blocked, parked, queued, scheduled or dead. Dead letters that are requeued are not
-	// counted.
+	// counted. Those of handlers have the collection of the letters.
 	Reason string `json:"reason"`
 	Topic  string `json:"topic,omitempty"` // the topic that they wait for; "" if the envelopes do not name it
 	Count  int64  `json:"count"`
@@ -78,10 +78,31 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	for ns, n := range dead {
 		groups = append(groups, WaitingGroup{Collection: ns, Reason: "dead", Count: n})
 	}
+	if err == nil && collection == "" {
+		groups, err = w.addHandlerLetters(ctx, groups)
+	}
 	slices.SortStableFunc(groups, func(a, b WaitingGroup) int {
 		return cmp.Or(cmp.Compare(a.Collection, b.Collection), cmp.Compare(waitingOrder(a.Reason), waitingOrder(b.Reason)))
 	})
 	return groups, err
+}
+
+// addHandlerLetters adds the dead letters of handlers that are not requeued, by their collection.
+func (w Waiting) addHandlerLetters(ctx context.Context, groups []WaitingGroup) ([]WaitingGroup, error) {
+	desks, query, err := handlerLetters(w).resolve(ctx, DeadFilter{Source: FromHandler, RequeueStatus: string(letters.NotRequeued)})
+	if err != nil {
+		return groups, err
+	}
+	for _, desk := range desks {
+		n, err := desk.Count(ctx, query)
+		if err != nil {
+			return groups, err
+		}
+		if n > 0 {
+			groups = append(groups, WaitingGroup{Collection: desk.ns, Reason: "dead", Count: n})
+		}
+	}
+	return groups, nil
 }
 
 // checkRead returns an error if the watcher has read no collection, or does not read the named one.
@@ -175,7 +196,7 @@ func (w Waiting) List(ctx context.Context, filter WaitingFilter, limit int, afte
 	if err != nil {
 		return page, err
 	}
-	items, next, err := waiting.List(ctx, w.op.waiting(), query, heavyFields(w.op.Mapping), pageSize(limit), after)
+	items, next, err := waiting.List(ctx, w.op.waiting(), query, heavyFields(w.op.Mapping, "payload", "headers"), pageSize(limit), after)
 	if err != nil {
 		return page, err
 	}
@@ -234,9 +255,9 @@ func (o obstacles) explain(envelope *WaitingEnvelope) string {
 	return ""
 }
 
-// heavyFields returns the names of the fields of an envelope that no list shows.
-func heavyFields(mapping *envelope.Mapping) (names []string) {
-	for _, e := range mapping.Without("payload", "headers") {
+// heavyFields returns the names of fields in the documents of an envelope, which a list leaves out.
+func heavyFields(mapping *envelope.Mapping, fields ...string) (names []string) {
+	for _, e := range mapping.Without(fields...) {
 		names = append(names, e.Key)
 	}
 	return names

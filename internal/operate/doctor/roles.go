@@ -55,7 +55,7 @@ type Roles struct {
 // RolesFor selects the users that get roles in addition to the relay.
 type RolesFor struct {
 	Prefix    string   // of the roles' names; defaults to outrelay
-	Databases []string // of the services that consume; empty takes those of watch that are named without a pattern
+	Databases []string // of the services that consume; empty takes those of consumers.databases, and of watch without a pattern
 	Inbox     string   // the collection of the inbox; defaults to inbox
 	Sagas     []string // the collections of sagas
 	Group     string   // Kafka's consumer group; empty leaves consumers out of the ACLs

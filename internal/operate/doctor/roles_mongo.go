@@ -111,9 +111,23 @@ func (m *roleMaker) listCollections(optional string) (out []Privilege) {
 	return asOptional(optional, out...)
 }
 
+// serviceDatabases returns the databases in which outrelay searches for the collections of services. "" means all databases.
+func (m *roleMaker) serviceDatabases() []string {
+	names := m.databaseNames()
+	if slices.Contains(names, "") {
+		return names
+	}
+	for _, db := range m.cfg.Consumers.Databases {
+		if !slices.Contains(names, db) {
+			names = append(names, db)
+		}
+	}
+	return names
+}
+
 // onHandlerLetters returns privileges on the dead letters of handlers.
 func (m *roleMaker) onHandlerLetters(optional, why string, actions ...string) (out []Privilege) {
-	for _, db := range m.databaseNames() {
+	for _, db := range m.serviceDatabases() {
 		for _, coll := range m.cfg.DeadLetters.Handlers {
 			out = append(out, privilegeOn(db, coll, why, actions...))
 		}
@@ -193,7 +207,7 @@ func (m *roleMaker) handlerLetterPrivileges() []Privilege {
 
 // readConsumers returns the privileges to read the messages of handlers that wait, the inboxes and the sagas of services.
 func (m *roleMaker) readConsumers() (out []Privilege) {
-	for _, db := range m.databaseNames() {
+	for _, db := range m.serviceDatabases() {
 		out = append(out,
 			privilegeOn(db, setaside.DefaultCollection, "show the messages that handlers retry", "find"),
 			privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "show the consumer groups and their suspended handlers", "find"))
@@ -210,7 +224,7 @@ func (m *roleMaker) readConsumers() (out []Privilege) {
 // operateConsumers returns the privileges to also change what readConsumers reads.
 func (m *roleMaker) operateConsumers() []Privilege {
 	out := m.readConsumers()
-	for _, db := range m.databaseNames() {
+	for _, db := range m.serviceDatabases() {
 		out = addPrivileges(out,
 			privilegeOn(db, setaside.DefaultCollection, "retry and discard them, and return requeued messages", "insert", "update"),
 			privilegeOn(db, m.who.Inbox, "purge marks", "remove"),
@@ -254,7 +268,8 @@ func (m *roleMaker) consumerRole() Role {
 	role := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, in addition to the privileges on its own documents"}
 	databases := m.who.Databases
 	if len(databases) == 0 {
-		databases = slices.DeleteFunc(m.databaseNames(), func(db string) bool { return db == "" })
+		databases = slices.Compact(slices.Sorted(slices.Values(slices.Concat(m.databaseNames(), m.cfg.Consumers.Databases))))
+		databases = slices.DeleteFunc(databases, func(db string) bool { return db == "" })
 	}
 	schema := []string{"createCollection", "createIndex", "listIndexes"}
 	// Services create their collections and indexes themselves.

@@ -157,6 +157,25 @@ func TestRolesOfPatterns(t *testing.T) {
 	}
 }
 
+// The relay counts, and operators act, in the databases of consumers.databases too.
+func TestRolesCoverTheDatabasesOfConsumers(t *testing.T) {
+	t.Parallel()
+	cfg := loadConfig(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox", "consumers.databases=shipping")
+	roles, err := NewRoles(cfg, RolesFor{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, role := range roles.MongoDB {
+		wants := map[string]string{"outrelayRelay": "inbox_dead", "outrelayOperator": "inbox_waiting", "outrelayReader": "inbox_waiting", "outrelayConsumer": "inbox"}
+		coll, isWanted := wants[role.Name]
+		has := slices.ContainsFunc(role.Privileges, func(p Privilege) bool { return p.Resource == Resource{DB: "shipping", Collection: coll} })
+		if isWanted != has {
+			t.Errorf("%s on shipping.%s: got %v, want %v", role.Name, coll, has, isWanted)
+		}
+	}
+}
+
 // Managed services have the same privileges in their own formats.
 func TestRolesOfManagedServices(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ func (a *api) addLookup() {
 }
 
 func (a *api) addSagas() {
-	addList(a, "/sagas/types", "list-saga-types", "List the saga types in the databases of the watcher's outboxes", "types",
+	addList(a, "/sagas/types", "list-saga-types", "List the saga types in the databases of services", "types",
 		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.SagaType, error) {
 			return op.Sagas().Types(ctx)
 		})
@@ -65,7 +65,7 @@ func (a *api) addSagas() {
 }
 
 func (a *api) addInboxes() {
-	addList(a, "/inbox", "list-inboxes", "List the inboxes in the databases of the watcher's outboxes, with counts", "inboxes",
+	addList(a, "/inbox", "list-inboxes", "List the inboxes in the databases of services, with counts", "inboxes",
 		func(ctx context.Context, op admin.Operator, _ *Empty) ([]admin.InboxCounts, error) {
 			return op.Inboxes().List(ctx)
 		})

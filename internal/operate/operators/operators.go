@@ -108,9 +108,10 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		Mapping: cfg.DocumentMapping(),
 		Redact:  redact,
 
-		HandlerLetters: cfg.DeadLetters.Handlers,
-		LetterExpiry:   cfg.DeadLetters.Expire,
-		LetterArchive:  cfg.DeadLetters.Archive,
+		HandlerLetters:    cfg.DeadLetters.Handlers,
+		ConsumerDatabases: cfg.Consumers.Databases,
+		LetterExpiry:      cfg.DeadLetters.Expire,
+		LetterArchive:     cfg.DeadLetters.Archive,
 
 		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Inspect:  connect.Inspect(cfg, state.Client()),

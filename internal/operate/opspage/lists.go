@@ -30,10 +30,15 @@ var screens = []screen{
 type lookup struct {
 	Asked bool // the form was submitted
 	admin.LookupResult
+	Conversation *admin.Conversation // instead of a lookup
 }
 
-// showLookup looks up a text as an id, as a key, or as a key if no event has it as its id.
+// showLookup shows a conversation, or looks up a text as an id, as a key, or as a key if no event has it as its id.
 func showLookup(call *call) (any, error) {
+	if id := call.q.Get("conversation"); id != "" {
+		found, err := call.use.Operator.Conversation(call.ctx, admin.ConversationQuery{ID: id, Collection: call.value("collection")})
+		return lookup{Conversation: &found}, call.ignoreFirstRun(err)
+	}
 	text := call.q.Get("q")
 	if text == "" {
 		return lookup{}, nil

@@ -192,6 +192,8 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		}
 	case problems.WaitingStuck:
 		card.Link, card.LinkText = view.Link("/pending"), "Show the waiting events"
+	case problems.HandlerRetries:
+		card.Link, card.LinkText = view.Link("/pending/handlers"), "Show the messages"
 	case problems.DeadLetters:
 		card.Link, card.LinkText = view.Link("/dead"), "Show "+countNoun(problem.Count, "dead letter")
 	case problems.ScheduledOverdue:

@@ -212,6 +212,10 @@ func (d *desk) Lookup(_ context.Context, q admin.LookupQuery) (admin.LookupResul
 	return found, err
 }
 
+func (d *desk) Conversation(context.Context, admin.ConversationQuery) (admin.Conversation, error) {
+	return result[admin.Conversation](d)
+}
+
 func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.Page[admin.Scheduled], error) {
 	return result[admin.Page[admin.Scheduled]](d.desk)
 }
@@ -365,7 +369,7 @@ func allAddresses() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
 		"/", "/strip", "/pending/handlers?group=" + x + "&key=" + x, "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
-		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
+		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/lookup?conversation=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
 		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/groups", "/groups?group=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
 }

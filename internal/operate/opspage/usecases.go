@@ -47,6 +47,7 @@ type operatorUseCases interface {
 	Overview(ctx context.Context) (admin.Overview, error)
 	Audit(ctx context.Context, f admin.AuditFilter, limit int, after string) (admin.Page[admin.AuditEntry], error)
 	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
+	Conversation(ctx context.Context, q admin.ConversationQuery) (admin.Conversation, error)
 	Collections(ctx context.Context, only string) ([]string, error)
 	Acknowledge(ctx context.Context, problem string) error
 

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/metrics"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -38,6 +39,7 @@ const (
 	countTimeout  = 30 * time.Second // bounds one count
 	maxConcurrent = 4                // collections that are counted at the same time
 	maxTopics     = 1000             // topics in the figures
+	maxRetries    = 100              // handlers that fail in the figures
 	indexesEvery  = 5 * time.Minute  // interval at which indexes are compared with the wanted ones
 )
 
@@ -47,6 +49,8 @@ type Counter struct {
 	State          state.Database
 	Watcher        string
 	HandlerLetters []string // names of the collections with dead letters of handlers
+	// ConsumerDatabases are databases of services that have no outbox of the watcher.
+	ConsumerDatabases []string
 
 	Now     func() time.Time                                                // of the server
 	Indexes *outboxes.Indexes                                               // wanted on each outbox; nil: they are not compared
@@ -87,7 +91,7 @@ type round struct {
 }
 
 // Count counts everything once. It reads each waiting envelope, an index entry for each dead letter and scheduled envelope, and the
-// services' collections of up to 100 databases. It counts up to [outboxes.MaxCounted] outboxes, and takes the numbers of the others from
+// collections of services in the databases of [inventory.ChooseDatabases]. It counts up to [outboxes.MaxCounted] outboxes, and takes the numbers of the others from
 // earlier counts. After an error, the figures are incomplete.
 func (c *Counter) Count(ctx context.Context) (Figures, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
@@ -242,15 +246,17 @@ func countEach[T any](ctx context.Context, names []string, count func(context.Co
 	return results, err
 }
 
-// countServices counts the documents of services in the databases of the outboxes, of at most [inventory.MaxDatabases].
+// countServices counts the documents of services in their databases.
 func (r *round) countServices(ctx context.Context) error {
-	databases := outboxes.DatabasesOf(r.names)
-	for _, name := range databases[:min(len(databases), inventory.MaxDatabases)] {
+	for _, name := range inventory.ChooseDatabases(r.ConsumerDatabases, outboxes.DatabasesOf(r.names)) {
 		if err := r.countService(ctx, mongodb.Database(r.State.Client(), name)); r.tolerate(err) != nil {
 			return err
 		}
 	}
 	r.found.Counts.HandlerDead = r.found.Letters.Handlers
+
+	slices.SortStableFunc(r.found.Retries, func(a, b problems.Retry) int { return a.Since.Compare(b.Since) })
+	r.found.Retries = r.found.Retries[:min(len(r.found.Retries), maxRetries)]
 	return nil
 }
 
@@ -277,11 +283,9 @@ func (r *round) countService(ctx context.Context, db *mongo.Database) error {
 		r.inboxes[db.Name()] += n.Markers
 	}
 	if found.Waiting {
-		n, err := setaside.NewDesk(db, setaside.DefaultCollection).Count(ctx, setaside.Query{}, false, Limit)
-		if err != nil {
+		if err := r.countRetries(ctx, setaside.NewDesk(db, setaside.DefaultCollection)); err != nil {
 			return err
 		}
-		counts.HandlerWaiting += n
 	}
 
 	if !found.Sagas {
@@ -297,6 +301,24 @@ func (r *round) countService(ctx context.Context, db *mongo.Database) error {
 			return mongodb.DescribeError(err, "counting sagas of "+sagaType.Name, "find", db.Name()+"."+sagaType.Name)
 		}
 		counts.Sagas += n
+	}
+	return nil
+}
+
+// countRetries counts the messages that the handlers of one database retry.
+func (r *round) countRetries(ctx context.Context, desk *setaside.Desk) error {
+	handlers, err := desk.CountHandlers(ctx, Limit)
+	if err != nil {
+		return err
+	}
+	for _, count := range handlers {
+		r.found.Counts.HandlerWaiting += count.N
+		if count.Since.IsZero() {
+			continue
+		}
+		place := setaside.Place{Handler: count.Handler}
+		group, handler := place.SplitHandler()
+		r.found.Retries = append(r.found.Retries, problems.Retry{Group: group, Handler: handler, Messages: count.N, Since: count.Since.UTC()})
 	}
 	return nil
 }

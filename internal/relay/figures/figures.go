@@ -1,5 +1,5 @@
-// Package figures counts the documents of a watcher: in its outboxes, in the state database, and in the services' collections of the
-// databases of the outboxes.
+// Package figures counts the documents of a watcher: in its outboxes, in the state database, and in the collections of
+// services.
 //
 // One process counts for a watcher and stores the result in the collection `figures` of the state database, so metrics, health rules,
 // page, API and commands show the same numbers. If no process has stored any recently, a command counts with the same [Counter].
@@ -55,12 +55,18 @@ type Counts struct {
 // Waiting returns the number of waiting envelopes.
 func (c Counts) Waiting() int64 { return c.Retry + c.Blocked + c.Parked + c.Queued }
 
+// Letters returns the dead letters of both kinds that are not requeued.
+func (c Counts) Letters() problems.Letters {
+	return problems.Letters{Relay: c.Dead, Handlers: c.HandlerDead}
+}
+
 // Figures are the result of one count.
 type Figures struct {
 	At         time.Time          // when the count began, by the clock of its process
 	Counts     Counts             // sums
 	Topics     []waiting.Topic    // waiting envelopes by topic, at most 1,000; the topic with the oldest one comes first
 	Letters    problems.Letters   // dead letters
+	Retries    []problems.Retry   // handlers that fail, at most 100, the one that fails for the longest time first
 	Oplog      problems.Oplog     // zero if unknown
 	Unreadable []outboxes.Finding // watched names whose events are not delivered, or may get lost
 	Health     *health.Report     // nil if the rules were not evaluated
@@ -74,6 +80,7 @@ type Figures struct {
 func (f *Figures) AddTo(facts *problems.Facts) {
 	letters := f.Letters
 	facts.Letters, facts.Oplog, facts.Health, facts.Unreadable = &letters, f.Oplog, f.Health, f.Unreadable
+	facts.Retries = f.Retries
 	facts.Waiting = make(map[string]problems.Waiting, len(f.Topics))
 	for _, topic := range f.Topics {
 		counted := problems.Waiting{Events: topic.Retry + topic.Blocked + topic.Parked}

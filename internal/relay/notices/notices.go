@@ -10,7 +10,7 @@ type GivenUp struct {
 	ID         string // of the event
 	Delivery   int    // 0 is the first delivery; each requeue adds one
 	Topic      string // the topic that rejected it; "" if no topic did
-	Class      string // the kind of failure, see docs/dead-letters.md
+	Class      string // the kind of failure, see docs/waiting.md
 	Reason     string // for people; it contains no payload
 }
 

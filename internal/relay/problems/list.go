@@ -20,6 +20,7 @@ const (
 	stepFailsAfter  = 30 * time.Second // a step that is repeated is a problem from this age on; a failover takes less
 	laggingAfter    = 10 * time.Second
 	lagFailsAfter   = 5 * time.Minute
+	retriesWarn     = 15 * time.Minute // a handler fails for so long; most outages of its services are shorter
 	clockOffAfter   = 2 * time.Second
 	oplogWarns      = 0.5 // used part of the oplog
 	oplogFails      = 0.9
@@ -41,6 +42,7 @@ type Facts struct {
 	// TopicCommand returns the command that creates a topic; nil: unknown.
 	TopicCommand func(topic string) string
 	Letters      *Letters // nil: unknown
+	Retries      []Retry
 	Oplog        Oplog
 	Unreadable   []outboxes.Finding
 	Health       *health.Report // nil: the rules are not evaluated
@@ -73,6 +75,13 @@ func (l Letters) String() string {
 	return fmt.Sprintf("%d of the relay, %d of handlers", l.Relay, l.Handlers)
 }
 
+// Retry describes the messages of a handler that failed and wait for another attempt.
+type Retry struct {
+	Group, Handler string
+	Messages       int64     // with the later messages of their keys
+	Since          time.Time // of the first failure
+}
+
 // Oplog are the times of the ends of MongoDB's oplog.
 type Oplog struct{ Oldest, Newest time.Time }
 
@@ -95,6 +104,7 @@ func List(facts Facts) []Problem {
 	}
 	collected.addOutboxes()
 	collected.addLetters()
+	collected.addRetries()
 	collected.addRules()
 
 	rank := func(problem *Problem) int {
@@ -115,6 +125,7 @@ var singularUnits = map[string]string{
 	"dead letters":                    "dead letter",
 	"events may have been sent twice": "event may have been sent twice",
 	"events wait":                     "event waits",
+	"messages wait":                   "message waits",
 	"nodes":                           "node",
 	"outboxes":                        "outbox",
 }
@@ -133,11 +144,20 @@ func (l *list) addProblem(problem Problem) {
 		problem.ForS = max(l.facts.Now.Sub(*problem.Since).Seconds(), 0)
 	}
 
-	// Two watchers may write the same topic.
-	isSame := func(other Problem) bool { return other.ID == problem.ID && other.Watcher == problem.Watcher }
-	if !slices.ContainsFunc(l.problems, isSame) {
+	if l.findSame(problem) == nil {
 		l.problems = append(l.problems, problem)
 	}
+}
+
+// findSame returns the problem in the list with the kind and the object of another one, or nil. Two watchers may write the same topic.
+func (l *list) findSame(other Problem) *Problem {
+	i := slices.IndexFunc(l.problems, func(known Problem) bool {
+		return known.Kind == other.Kind && known.Object == other.Object && known.Acknowledge == other.Acknowledge && known.Watcher == other.Watcher
+	})
+	if i < 0 {
+		return nil
+	}
+	return &l.problems[i]
 }
 
 // addTopics adds a problem for each topic that cannot be written. Several slots may report the same topic.
@@ -289,8 +309,33 @@ func (l *list) addLetters() {
 
 	// Many new ones are an outage: a writer, a routing rule or a limit has changed.
 	if check := l.findRule(health.DeadLettersRule); check != nil && check.Status != health.OK {
-		problem.Severity, problem.Detail = Fail, check.Detail
+		problem.Severity = Fail
+		problem.Detail += "; " + check.Detail
 	}
+	l.addProblem(problem)
+}
+
+// addRetries adds the handlers that fail for long.
+func (l *list) addRetries() {
+	problem := Problem{
+		Kind: HandlerRetries, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: "Handlers of consumers fail", Unit: "messages wait",
+	}
+	var names []string
+	for _, retry := range l.facts.Retries {
+		age := l.facts.Now.Sub(retry.Since)
+		if age < retriesWarn {
+			continue
+		}
+		problem.Count += retry.Messages
+		names = append(names, fmt.Sprintf("%s of group %s for %s", retry.Handler, retry.Group, age.Truncate(time.Minute)))
+		if problem.Since == nil || retry.Since.Before(*problem.Since) {
+			problem.Since = &retry.Since
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	problem.Detail = joinNames(names)
 	l.addProblem(problem)
 }
 

@@ -206,9 +206,21 @@ func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem)
 			failing = node
 		}
 		since := step.Since.UTC()
-		l.addProblem(Problem{
+		problem := Problem{
 			Kind: kind, Severity: Fail, Watcher: watcher, Object: failing, Title: SpecOf(kind).Title + ": " + failing, Since: &since, ForS: step.For.Seconds(),
 			Detail: step.Part + ": " + step.Text,
-		})
+		}
+		// Several parts may fail in the same way. Several slots of a process report the same part.
+		same := l.findSame(problem)
+		if same == nil {
+			l.addProblem(problem)
+			continue
+		}
+		if !strings.Contains(same.Detail, step.Part+": ") {
+			same.Detail += "; " + problem.Detail
+		}
+		if same.ForS < problem.ForS {
+			same.Since, same.ForS = problem.Since, problem.ForS
+		}
 	}
 }

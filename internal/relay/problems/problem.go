@@ -35,6 +35,7 @@ const (
 	OplogUsed         Kind = "oplog_used"
 	Lagging           Kind = "lagging"
 	DeadLetters       Kind = "dead_letters"
+	HandlerRetries    Kind = "handler_retries"
 	WaitingStuck      Kind = "waiting_stuck"
 	ScheduledOverdue  Kind = "scheduled_overdue"
 	OutboxNotReadable Kind = "outbox_not_readable"
@@ -162,6 +163,11 @@ var specs = []Spec{
 		Kind: DeadLetters, Severities: []Severity{Warn, Fail}, Title: "Dead letters need a decision",
 		Consequence: "these events are neither sent nor handled until they are requeued",
 		Fix:         "outrelay dead summary groups them by cause; then requeue or discard them",
+	},
+	{
+		Kind: HandlerRetries, Severities: []Severity{Warn}, Title: "Handlers of consumers fail",
+		Consequence: "later messages of the same keys wait; after the last retry, each message becomes a dead letter",
+		Fix:         "outrelay waiting list --source handler shows the reasons; fix the cause",
 	},
 	{
 		Kind: WaitingStuck, Severities: []Severity{Warn}, Title: "Waiting events do not decrease",

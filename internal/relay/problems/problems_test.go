@@ -93,9 +93,13 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			{Node: "n3", Watchers: []string{"orders"}, AgeMS: 60_000},
 			{Node: "n4", Watchers: []string{"other"}, AgeMS: 60_000},
 		}}, []string{"warn kafka_unreachable/n1", "warn node_stale/orders", "warn clock/n2"}},
-		"letters":      {Facts{Letters: &Letters{Relay: 2, Handlers: 3}}, []string{"warn dead_letters/orders"}},
-		"no letters":   {Facts{Letters: &Letters{}}, nil},
-		"many letters": {Facts{Letters: &Letters{Relay: 2}, Health: rule(health.DeadLettersRule, health.Degraded, 0)}, []string{"fail dead_letters/orders"}},
+		"letters":    {Facts{Letters: &Letters{Relay: 2, Handlers: 3}}, []string{"warn dead_letters/orders"}},
+		"no letters": {Facts{Letters: &Letters{}}, nil},
+		"handlers that fail": {Facts{Retries: []Retry{{Group: "g", Handler: "h", Messages: 3, Since: *ago(time.Hour)}, {Group: "g", Handler: "new", Since: *ago(time.Minute)}}}, []string{
+			"warn handler_retries/orders",
+		}},
+		"handlers that fail since a moment": {Facts{Retries: []Retry{{Group: "g", Handler: "h", Messages: 3, Since: *ago(14 * time.Minute)}}}, nil},
+		"many letters":                      {Facts{Letters: &Letters{Relay: 2}, Health: rule(health.DeadLettersRule, health.Degraded, 0)}, []string{"fail dead_letters/orders"}},
 		"outboxes": {Facts{Unreadable: []outboxes.Finding{{NS: "a.b", Cause: "c", Fatal: true}, {NS: "a.c", Cause: "c"}}}, []string{
 			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c",
 		}},
@@ -173,5 +177,44 @@ func TestAUnitAgreesWithItsCount(t *testing.T) {
 		if singular == plural || singular == "" {
 			t.Errorf("%q: %q", plural, singular)
 		}
+	}
+}
+
+// Problems of one kind and object are one problem, whose detail has all causes.
+func TestDetailsOfProblemsNameEveryCause(t *testing.T) {
+	t.Parallel()
+	steps := func(name string, ages ...float64) SlotStatus {
+		return liveSlot(func(slot *SlotStatus) {
+			slot.Slot, slot.Node = name, "n1"
+			for i, part := range []string{"ledger", "transactions", "kafka reachable"}[:len(ages)] {
+				slot.Problems = append(slot.Problems, SlotProblem{Part: part, Text: part + " fails", ForS: ages[i]})
+			}
+		})
+	}
+	for name, c := range map[string]struct {
+		facts Facts
+		want  []string
+	}{
+		"two parts of a slot":   {Facts{Slots: []SlotStatus{steps("0of1", 40, 50)}}, []string{"ledger: ledger fails; transactions: transactions fails"}},
+		"one part of two slots": {Facts{Slots: []SlotStatus{steps("0of2", 0, 0, 40), steps("1of2", 0, 0, 60)}}, []string{"kafka reachable: kafka reachable fails"}},
+		"many new letters": {Facts{
+			Letters: &Letters{Relay: 2, Handlers: 3},
+			Health:  &health.Report{Checks: []health.Check{{ID: health.DeadLettersRule, Status: health.Degraded, Detail: "120 new within 60s"}}},
+		}, []string{"2 of the relay, 3 of handlers, neither requeued nor discarded; 120 new within 60s"}},
+		"two handlers": {Facts{Retries: []Retry{
+			{Group: "shop", Handler: "invoice", Messages: 3, Since: *ago(125 * time.Minute)}, {Group: "shop", Handler: "mail", Messages: 1, Since: *ago(time.Hour)},
+		}}, []string{"invoice of group shop for 2h5m0s, mail of group shop for 1h0m0s"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.facts.Now, c.facts.Watcher = now, "orders"
+			var got []string
+			for _, problem := range List(c.facts) {
+				got = append(got, problem.Detail)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
 	}
 }

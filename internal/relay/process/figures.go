@@ -53,9 +53,10 @@ func (r *Relay) newCounter() figures.Counter {
 	indexes := connect.WantedIndexes(r.cfg)
 	inspect := connect.Inspect(r.cfg, r.shared.Mongo.State)
 	return figures.Counter{
-		State:          state.Open(r.shared.Mongo.State, r.cfg.State),
-		Watcher:        r.cfg.Watcher,
-		HandlerLetters: r.cfg.DeadLetters.Handlers,
+		State:             state.Open(r.shared.Mongo.State, r.cfg.State),
+		Watcher:           r.cfg.Watcher,
+		HandlerLetters:    r.cfg.DeadLetters.Handlers,
+		ConsumerDatabases: r.cfg.Consumers.Databases,
 
 		Now:     r.shared.Clock.Now,
 		Indexes: &indexes,
@@ -120,6 +121,10 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 			l.countedAt.Store(0)
 			l.relay.metrics.Figures.Clear()
 			l.counter, l.judge, l.judgedAt, l.last = l.relay.newCounter(), new(health.Evaluator), time.Time{}, figures.Figures{}
+		}
+		// The problems of a standby are those of the watcher. Without current figures, their facts are unknown.
+		if stored, err := figures.Read(ctx, l.counter.State, l.counter.Watcher); err == nil && stored.Current {
+			stored.Figures.AddTo(&facts)
 		}
 		return countEvery
 	}
@@ -197,7 +202,10 @@ func (l *countLoop) evaluate(now time.Time, err error) *health.Report {
 // readFacts reads the facts about slots and nodes, which every process reports. What cannot be read is unknown: the heartbeat fails with
 // the same error, and reports it.
 func (l *countLoop) readFacts(ctx context.Context) problems.Facts {
-	facts := problems.Facts{Watcher: l.relay.cfg.Watcher}
+	facts := problems.Facts{
+		Watcher:      l.relay.cfg.Watcher,
+		TopicCommand: connect.NewCluster(l.relay.cfg, connect.KafkaHost{}).FormatCommand,
+	}
 	if oplog := l.oplog.Load(); oplog != nil {
 		facts.Oplog = *oplog
 	}

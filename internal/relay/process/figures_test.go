@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/figures"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -21,6 +23,7 @@ func TestOneProcessCountsForAWatcher(t *testing.T) {
 	missing := "missing-" + b.topic
 	b.append(2, event.WithTopic(missing))
 	b.append(1, event.WithDueAt(time.Now().Add(time.Hour)))
+	b.append(1, event.WithExpiry(time.Now().Add(-time.Hour)))
 
 	relays := map[string]*process.Relay{}
 	stops := map[string]func() error{}
@@ -62,6 +65,20 @@ func TestOneProcessCountsForAWatcher(t *testing.T) {
 	if parked := relays[nodes[0]].Gauge(t, "outrelay_waiting_envelopes", "parked"); parked != 2 {
 		t.Errorf("the metric has %v parked envelopes, want 2", parked)
 	}
+
+	// The process that does not count has the problems of the watcher as well, with the same fixes.
+	isOfTopic := func(problem problems.Problem) bool {
+		return problem.Kind == problems.TopicUnwritable && problem.Object == missing && problem.Count == 2 && strings.Contains(problem.Command, "--topic "+missing)
+	}
+	isOfLetters := func(problem problems.Problem) bool { return problem.Kind == problems.DeadLetters && problem.Count == 1 }
+	stacktest.Eventually(t, "both processes have the problems", func() bool {
+		for _, relay := range relays {
+			if list := relay.Problems(); !slices.ContainsFunc(list, isOfTopic) || !slices.ContainsFunc(list, isOfLetters) {
+				return false
+			}
+		}
+		return true
+	}, func() any { return []any{relays["one"].Problems(), relays["two"].Problems()} })
 
 	first := nodes[0]
 	if err := stops[first](); err != nil {

@@ -18,8 +18,25 @@ import (
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
-// MaxDatabases is how many databases of a watcher are searched for collections of services.
-const MaxDatabases = 100
+// maxDatabases is how many databases of a watcher are searched for collections of services. Some callers read regularly, so their cost
+// must have a bound.
+const maxDatabases = 100
+
+// ChooseDatabases returns the sorted names of the databases to search for collections of services: the configured ones, and those of
+// outboxes until there are 100.
+func ChooseDatabases(configured, ofOutboxes []string) []string {
+	chosen := slices.Compact(slices.Sorted(slices.Values(configured)))
+	for _, name := range ofOutboxes {
+		if len(chosen) >= maxDatabases {
+			break
+		}
+		if !slices.Contains(configured, name) {
+			chosen = append(chosen, name)
+		}
+	}
+	slices.Sort(chosen)
+	return chosen
+}
 
 // Inventory has the collections of services in a database.
 type Inventory struct {

@@ -188,6 +188,22 @@ func (d *Desk) Count(ctx context.Context, query Query, failed bool, limit int64)
 	return n, nil
 }
 
+// CountHandlers counts the messages of each handler, of all topics. It reads the index alone, up to limit messages.
+func (d *Desk) CountHandlers(ctx context.Context, limit int64) ([]Count, error) {
+	cur, err := cursor.Aggregate(ctx, d.coll, mongo.Pipeline{
+		{{Key: "$match", Value: Query{}.filter()}},
+		{{Key: "$limit", Value: limit}},
+		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "h", Value: 1}, {Key: "since", Value: 1}}}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: "$h"},
+			{Key: "n", Value: bson.D{{Key: "$sum", Value: 1}}},
+			{Key: "since", Value: bson.D{{Key: "$min", Value: "$since"}}},
+		}}},
+		{{Key: "$set", Value: bson.D{{Key: "h", Value: "$_id"}}}},
+	})
+	return cursor.All[Count](ctx, "counting the messages of handlers in "+mongodb.Namespace(d.coll), cur, err)
+}
+
 // Sum describes the messages of a handler that wait in one topic.
 type Sum struct {
 	Handler   string    `bson:"h"`

@@ -144,7 +144,8 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 			t.Errorf("%s reads %d documents", p.Command, p.Docs)
 		}
 	}
-	s := openStore(t, stacktest.Database(t, stacktest.Explained(t, judge)))
+	db := stacktest.Database(t, stacktest.Explained(t, judge))
+	s := openStore(t, db)
 	for offset := range int64(40) {
 		if err := s.Add(t.Context(), 0, setasidetest.NewMessage(fmt.Sprint(offset%4), 0, offset, 1)); err != nil {
 			t.Fatal(err)
@@ -174,6 +175,14 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 		"Requested": func() error { _, err := s.Requested(t.Context(), "billing"); return err },
 		"Discarded": func() error {
 			_, err := s.Discarded(t.Context(), setaside.Queue{Place: orders, Digest: m.Queue})
+			return err
+		},
+		"CountHandlers": func() error {
+			counts, err := setaside.NewDesk(db, setaside.DefaultCollection).CountHandlers(t.Context(), 1000)
+			// Another step takes one of the 40 messages.
+			if len(counts) != 1 || counts[0].N < 39 || counts[0].Handler != orders.Handler {
+				t.Errorf("counts: got %+v, want the messages of %s", counts, orders.Handler)
+			}
 			return err
 		},
 		"Stored": func() error { _, err := s.Stored(t.Context(), []setaside.Digest{m.ID}); return err },

@@ -52,6 +52,8 @@ retention: 7d
 `,
 	"dead_letters": `dead_letters: { expire: 90d, handlers: [inbox_dead, billing_dead] }
 `,
+	"consumers": `consumers: { databases: [shipping, billing] }
+`,
 	"http": `http:
   listen: 0.0.0.0:9464          # probes and metrics, in a container
   admin:

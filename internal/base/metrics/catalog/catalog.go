@@ -298,7 +298,7 @@ var sections = []section{
 		},
 		{
 			Name: "outrelay_handler_dead_letters", Labels: []string{"group", "handler", "class"}, Unit: "messages",
-			Help:   "Dead letters of handlers that are not requeued yet, in the databases of the outboxes.",
+			Help:   "Dead letters of handlers that are not requeued yet, in the databases of services.",
 			Detail: "At most 100 series; the others are added up as `other`. Counting stops at 100,000 letters of a collection.",
 			Fix:    "`outrelay dead summary --source handler`",
 		},

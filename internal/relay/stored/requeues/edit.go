@@ -1,6 +1,8 @@
 package requeues
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +39,25 @@ func (e Edit) Fields() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// DropSame returns the edit without the fields that have their new values already.
+func (e Edit) DropSame(raw bson.Raw, mapping *envelope.Mapping) Edit {
+	kept := Edit{Version: e.Version}
+	for _, field := range e.Set {
+		kind, value, err := bson.MarshalValue(field.Value)
+		stored, storedErr := raw.LookupErr(cmp.Or(mapping.Name(field.Key), field.Key))
+		if err == nil && storedErr == nil && stored.Type == kind && bytes.Equal(stored.Value, value) {
+			continue
+		}
+		kept.Set = append(kept.Set, field)
+	}
+	for _, name := range e.Unset {
+		if _, err := raw.LookupErr(cmp.Or(mapping.Name(name), name)); err == nil {
+			kept.Unset = append(kept.Unset, name)
+		}
+	}
+	return kept
 }
 
 // validateFields returns an error unless the edit changes at least one field, names each field

@@ -1,0 +1,92 @@
+package admin_test
+
+import (
+	"context"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/problems"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+// A service that only consumes has no outbox: only consumers.databases names its database.
+func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.op.HandlerLetters = []string{deadletter.DefaultCollection}
+	f.op.KafkaGroups = func(_ context.Context, names []string, _ bool) (found connect.Groups, err error) {
+		for _, name := range names {
+			found.Groups = append(found.Groups, connect.Group{Name: name})
+		}
+		return found, nil
+	}
+	// The helpers take a collection only for its database.
+	shipping := stacktest.Database(t, f.state.Client())
+	f.setAside(shipping.Collection("none"), "g/ship", "key", 1, 3)
+	f.giveUp(shipping.Collection("none"), deadletter.DefaultCollection, "ship", "m2")
+	only := admin.HandlerWaitingFilter{Database: shipping.Name()}
+	if _, err := f.op.HandlerWaiting().List(t.Context(), only, 0, ""); err == nil || !strings.Contains(err.Error(), "consumers.databases") {
+		t.Errorf("without the key, the error does not name it: %v", err)
+	}
+
+	f.op.ConsumerDatabases = []string{shipping.Name()}
+	page, err := f.op.HandlerWaiting().List(t.Context(), only, 0, "")
+	if err != nil || page.Total != 1 || page.Items[0].Database != shipping.Name() {
+		t.Errorf("messages: %+v, %v", page, err)
+	}
+	if n, err := f.op.Letters().Count(t.Context(), ofHandlers); err != nil || n != 1 {
+		t.Errorf("letters: %d, %v", n, err)
+	}
+	noneUnread := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
+	if _, err := setaside.New(shipping, setaside.DefaultCollection).Census(t.Context(), "g", "member", noneUnread); err != nil {
+		t.Fatal(err)
+	}
+	groups, err := f.op.Groups().List(t.Context(), false)
+	if err != nil || len(groups.Groups) != 1 || groups.Groups[0].Group != "g" || len(groups.Groups[0].Handlers) != 1 {
+		t.Errorf("groups: %+v, %v", groups, err)
+	}
+	overview, err := f.op.Overview(t.Context())
+	if err != nil || overview.Counts.HandlerWaiting != 1 || overview.Counts.HandlerDead != 1 {
+		t.Errorf("counts: %+v, %v", overview.Counts, err)
+	}
+	// The helper sets the message aside an hour after its first failure.
+	isRetry := func(problem admin.Problem) bool {
+		return problem.Kind == problems.HandlerRetries && problem.Count == 1 && strings.HasPrefix(problem.Detail, "ship of group g for 1h")
+	}
+	if !slices.ContainsFunc(overview.Problems, isRetry) {
+		t.Errorf("no problem of the handler: %+v", overview.Problems)
+	}
+	summary, err := f.op.Waiting().Summary(t.Context(), "")
+	if want := (admin.WaitingGroup{Collection: shipping.Name() + "." + deadletter.DefaultCollection, Reason: "dead", Count: 1}); err != nil || !slices.Contains(summary, want) {
+		t.Errorf("summary: %+v, %v, want %+v in it", summary, err, want)
+	}
+	digest := routing.NamespaceHash(mongodb.Namespace(f.a))
+	mustInsert(t, shipping.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "g/notify"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
+	mustInsert(t, shipping.Collection("inbox"), bson.D{
+		{Key: "_id", Value: bson.D{{Key: "c", Value: "g/notify"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m1"}}},
+		{Key: "s", Value: "handled"},
+		{Key: "at", Value: time.Now()},
+		{Key: "t", Value: "orders"},
+		{Key: "p", Value: 1},
+		{Key: "f", Value: int64(1)},
+	})
+	found, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: "m1"})
+	if err != nil || len(found.Envelopes) != 1 || len(found.Envelopes[0].Handlers) != 2 {
+		t.Errorf("lookup: %+v, %v", found, err)
+	}
+	databases, err := f.op.ForWatcher("another").ServiceDatabases(t.Context(), "")
+	if err != nil || len(databases) != 0 {
+		t.Errorf("databases of another watcher: %v, %v", databases, err)
+	}
+}
