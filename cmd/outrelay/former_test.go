@@ -18,6 +18,7 @@ func TestAFormerCommandNamesItsSuccessor(t *testing.T) {
 		{"status --state x", "unknown flag --state; run `outrelay status --help` for the flags"},
 	} {
 		code, _, errOut := runCommand(t, minimalEnv, strings.Fields(c.line)...)
+
 		if code != exitConfig || errOut != "outrelay: "+c.want+"\n" {
 			t.Errorf("outrelay %s: exit code %d, stderr %q, want %q", c.line, code, errOut, c.want)
 		}

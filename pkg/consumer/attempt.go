@@ -88,7 +88,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	ctx := t.p.drainCtx
 	// A partition that no member reads has no log, and its messages move no watermark.
 	if t.reg.mode.usesInbox() && !t.p.isStray {
-		if err := t.attachHandler(ctx); err != nil {
+		if _, err := t.attachHandler(ctx); err != nil {
 			return res, err
 		}
 	}
@@ -298,7 +298,7 @@ func (s *session) claimMessage(ctx context.Context, entry inbox.Entry) (*inbox.C
 func (t *track) passWatermark(ctx context.Context, current task) error {
 	// A message that was never tried may be the first one of the handler. Without the id of its topic, the inbox would take the
 	// watermark for one of the topic that comes next.
-	if err := t.attachHandler(ctx); err != nil {
+	if _, err := t.attachHandler(ctx); err != nil {
 		return err
 	}
 	return t.p.s.transact(ctx, func(ctx context.Context) error {

@@ -89,7 +89,7 @@ var errNoLog = errors.New("the end of the partition is unknown")
 
 // attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox has then recorded that this
 // process begins with the partition. N29
-func (t *track) attachHandler(ctx context.Context) error {
+func (t *track) attachHandler(ctx context.Context) (generation int64, err error) {
 	partition, registration := t.p, t.reg
 	partition.mu.Lock()
 	attached := partition.attached[registration.name]
@@ -103,42 +103,28 @@ func (t *track) attachHandler(ctx context.Context) error {
 	attached.mu.Lock()
 	defer attached.mu.Unlock()
 	if attached.done {
-		return nil
+		return attached.generation, nil
 	}
 
 	// The end of the log confirms to the inbox that the watermarks belong to this topic.
 	log, err := partition.s.g.Log(ctx, partition.tp)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", partition.tp, errNoLog, err)}
+		return 0, &inboxFailure{fmt.Errorf("reading partition %s: %w: %w", partition.tp, errNoLog, err)}
 	}
 	// The records in memory are those of the deleted topic. They must not move the watermarks of the new one.
 	if partition.wasRecreated(log) {
 		partition.isDoubtful.Store(true)
-		return &inboxFailure{errOrphan}
+		return 0, &inboxFailure{errOrphan}
 	}
 
 	t.trouble.watchDatabase(t, maxQuerySilence)
 	defer t.trouble.stopWatching()
-	generation, err := partition.s.inbox.Attach(ctx, partition.s.c.inboxConsumer(registration), partition.tp.Topic, partition.tp.Partition, log)
+	begun, err := partition.s.inbox.Attach(ctx, partition.s.c.inboxConsumer(registration), partition.tp.Topic, partition.tp.Partition, log)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", registration.name, partition.tp, err)}
+		return 0, &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", registration.name, partition.tp, err)}
 	}
-	attached.done, attached.generation = true, generation.Number
-	return nil
-}
-
-// generationOf returns the generation of the partition at the last attachHandler, or 0 if there was none.
-func (p *partition) generationOf(registration *registration) int64 {
-	p.mu.Lock()
-	attachment := p.attached[registration.name]
-	p.mu.Unlock()
-	if attachment == nil {
-		return 0
-	}
-
-	attachment.mu.Lock()
-	defer attachment.mu.Unlock()
-	return attachment.generation
+	attached.done, attached.generation = true, begun.Number
+	return begun.Number, nil
 }
 
 // listAttached returns the partition in the inbox for each attached handler.

@@ -125,7 +125,7 @@ func newUnreachableList(t *testing.T) *topics.List {
 	return list
 }
 
-// Each kind of trouble is a line of its own, with the place as attributes. No line promises that something is tried again that is not.
+// Each kind of trouble has another line, with the place as attributes. No line promises that something is tried again that is not.
 func TestEachTroubleHasALineOfItsOwn(t *testing.T) {
 	t.Parallel()
 	place := map[string]any{"topic": "log", "partition": 0.0}

@@ -94,7 +94,7 @@ func TestN29_MessagesOfADeletedTopicComeFirst(t *testing.T) {
 			member := inDatabase(t, l, stacktest.Database(t, stacktest.Client(t)), consumer.WithRetry(soon), consumer.WithMode(mode))
 			addHandler(t, member, "counted", s.handle)
 
-			// The offsets of the deleted topic are higher than those of the new one.
+			// The deleted topic has higher offsets than the new one.
 			for range 4 {
 				l.append("a")
 			}

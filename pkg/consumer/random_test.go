@@ -443,6 +443,8 @@ func (s *storm) handleWith(k *kit) consumer.HandlerFunc {
 			{Key: "value", Value: string(m.Value)},
 			{Key: "type", Value: m.Name},
 			{Key: "at", Value: s.clock.Add(1)},
+			// For the report of a wrong order.
+			{Key: "record", Value: fmt.Sprintf("%d@%d, epoch %d, attempt %d, %s", m.Partition, m.Offset, m.LeaderEpoch, m.Attempt, time.Now().UTC().Format(time.StampMilli))},
 		})
 		if dice == 99 && !s.calm.Load() {
 			return errWanted
@@ -530,7 +532,7 @@ func (s *storm) readAllEnds(topic string) []int64 {
 	return ends
 }
 
-// recreate deletes the topic, whose records are all finished, and creates it again. What the members know about the topic differs.
+// recreate deletes the topic, whose records are all finished, and creates it again. The members have read different parts of the topic before.
 func (s *storm) recreate() {
 	s.Helper()
 	// While a broker replaces the topic, only the ends show whether it still has the partitions of the old one.
@@ -677,7 +679,7 @@ func (s *storm) checkEffects() {
 		}
 		key := place{m.topic, d["key"].(string)}
 		if want := fmt.Sprint(next[key]); d["value"] != want {
-			s.Errorf("%v: %s in place of %s", key, d["value"], want)
+			s.Errorf("%v: %s (%s) in place of %s", key, d["value"], d["record"], want)
 		}
 		next[key]++
 	}
@@ -729,7 +731,7 @@ func (s *storm) checkTallies() {
 	}
 }
 
-// describe describes the members, the offsets and what waits.
+// describe describes the members, the offsets and the messages that wait.
 func (s *storm) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: committed %v of %v and %v of %v, missing %v\n", time.Now().UTC(), s.committedOf(s.topic, randomPartitions),

@@ -224,18 +224,34 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 	}
 
 	// The order of the queue depends on the generation of the topic, which the inbox returns in every mode.
-	if !current.entry.orphan.Load() && !t.repeatStep("begin with the partition in the inbox", func() error { return t.attachHandler(t.p.drainCtx) }) {
+	var generation int64
+	attach := func() (err error) {
+		generation, err = t.attachHandler(t.p.drainCtx)
+		return err
+	}
+	if !current.entry.orphan.Load() && !t.repeatStep("begin with the partition in the inbox", attach) {
 		return false, false
+	}
+	// The topic was deleted, perhaps while the handler was attached to the new one. A message that was tried is the first of its
+	// queue. The log no longer has the others.
+	if current.entry.orphan.Load() {
+		if current.share.attempts.Failed == 0 {
+			return false, false
+		}
+		generation = 0
 	}
 
 	// Without a failed attempt the message is due as soon as its queue has no earlier one.
-	message := t.newWaiting(current, unordered)
-	key := queueKey{t.p.tp, message.Queue}
-	room.beginAdd(key)
-	defer func() { room.endAdd(key, time.Now().Add(wait)) }()
+	message := t.newWaiting(current, generation, unordered)
+	queue := room.beginAdd(queueKey{t.p.tp, message.Queue})
+	defer func() { room.endAdd(queue, time.Now().Add(wait)) }()
 
 	ended := t.repeatStep("set a message aside", func() error {
 		err := t.storeWaiting(current, message, wait)
+		// The topic was deleted in the meantime, so there is no watermark to move.
+		if errors.Is(err, errOrphan) {
+			err = t.storeWaiting(current, message, wait)
+		}
 		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
 			return nil
 		}
@@ -261,23 +277,18 @@ func (t *track) hasWatermark(task task) bool {
 	return t.reg.mode.usesInbox() && !task.entry.orphan.Load()
 }
 
-// newWaiting returns the document of a message that is set aside.
-func (t *track) newWaiting(task task, unordered bool) *setaside.Message {
+// newWaiting returns the document of a message that is set aside, of a generation of its topic.
+func (t *track) newWaiting(task task, generation int64, unordered bool) *setaside.Message {
 	rec, message := &task.entry.rec, task.entry.m
 	place := setaside.Place{Handler: t.p.s.c.inboxConsumer(t.reg), Topic: message.Topic, Partition: message.Partition}
 	waiting := &setaside.Message{
-		Place: place, Offset: message.Offset, LeaderEpoch: rec.LeaderEpoch, Time: rec.Time,
+		Place: place, Generation: generation, Offset: message.Offset, LeaderEpoch: rec.LeaderEpoch, Time: rec.Time,
 		Key: rec.Key, Value: rec.Value, Attempts: attemptsForStore(task.share.attempts, time.Now()),
 	}
 	for _, h := range rec.Headers {
 		waiting.Headers = append(waiting.Headers, setaside.Header(h))
 	}
 
-	// A message of a deleted topic is before those of the new one. One whose topic was deleted after its attempt had begun is
-	// the first of its queue.
-	if !task.entry.orphan.Load() {
-		waiting.Generation = t.p.generationOf(t.reg)
-	}
 	waiting.ID = setaside.MessageID(place, waiting.Generation, waiting.Offset, message.Source+"/"+dedupID(message))
 	waiting.Queue = setaside.KeyQueue(rec.Key)
 	// A message without an order to keep is a queue alone.

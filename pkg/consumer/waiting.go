@@ -155,27 +155,28 @@ func (r *waitingRoom) scheduleLocked(queue *waitingQueue, due time.Time) {
 	retry.Signal(r.wake)
 }
 
-// beginAdd announces a message of the queue. From now on, later messages of its key follow it. It must be called before
-// the transaction that sets the message aside, and be followed by endAdd.
-func (r *waitingRoom) beginAdd(key queueKey) {
+// beginAdd announces a message of the queue of key. From now on, later messages of its key follow it. It must be called before
+// the transaction that sets the message aside, and be followed by endAdd with its result.
+func (r *waitingRoom) beginAdd(key queueKey) *waitingQueue {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.findQueueLocked(key).adding++
+	queue := r.findQueueLocked(key)
+	queue.adding++
+	return queue
 }
 
 // endAdd ends beginAdd. If the queue was empty, it is due at the given time.
-func (r *waitingRoom) endAdd(key queueKey, due time.Time) {
+func (r *waitingRoom) endAdd(queue *waitingQueue, due time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	queue.adding--
+	r.count++
 
-	// The partition was given back while a handler was abandoned.
-	queue := r.queues[key]
-	if queue == nil {
+	// The partition was given back while a handler was abandoned. If it has come back, its queue gets the message.
+	if queue = r.queues[queue.key]; queue == nil {
 		return
 	}
-	queue.adding--
 	queue.added++
-	r.count++
 	// A queue that is scheduled keeps the due time of its first message.
 	if queue.index < 0 {
 		r.scheduleLocked(queue, due)

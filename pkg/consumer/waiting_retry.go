@@ -197,14 +197,21 @@ func (r *waitingRoom) removeQueue(queue *waitingQueue, added int) bool {
 	return true
 }
 
-// dropQueue removes a queue whose partition was given back.
+// dropQueue removes a queue for which no worker could start, because its partition was given back. If the member has got the partition
+// since, the queue stays: the queues of the partition may have been read before.
 func (r *waitingRoom) dropQueue(queue *waitingQueue) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.queues[queue.key] == queue {
-		delete(r.queues, queue.key)
-		r.size.Add(-1)
+	queue.running = false
+	if r.queues[queue.key] != queue {
+		return
 	}
+	if r.s.findPartition(queue.key.tp) != nil {
+		r.scheduleLocked(queue, time.Now().Add(roomPoll))
+		return
+	}
+	delete(r.queues, queue.key)
+	r.size.Add(-1)
 }
 
 // newRetryTrack returns a track that handles one message that is set aside. It is not a track of the partition.

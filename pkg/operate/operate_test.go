@@ -216,7 +216,7 @@ func TestWaitingEventsAreListedAndRetried(t *testing.T) {
 		t.Errorf("acknowledging nothing: got %v, want ErrInvalid", err)
 	}
 
-	// A record that Kafka rejected waits for an hour, in an outbox that nobody watches any more.
+	// A record that Kafka rejected waits for an hour, in an outbox that no watcher has any more.
 	database := state.Open(s.client, s.config.State)
 	entry := admintest.Waits(t, "gone.outbox", bson.D{
 		{Key: "_id", Value: "f1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"},

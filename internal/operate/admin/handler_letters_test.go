@@ -325,6 +325,7 @@ func TestAnEditOfAMessageChangesSomething(t *testing.T) {
 			t.Errorf("an edit with %s: %v", name, err)
 		}
 	}
+
 	edited, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "d1", Delivery: -1},
 		admin.DeadEdit{Payload: []byte("paid"), Fields: map[string]string{"key": "8"}}, admin.DeadOptions{DryRun: true})
 	if err != nil || !slices.Equal(edited.Edited, []string{"key"}) {

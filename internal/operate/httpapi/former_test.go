@@ -26,6 +26,7 @@ func TestAFormerPathNamesItsSuccessor(t *testing.T) {
 	} {
 		response := httptest.NewRecorder()
 		served.ServeHTTP(response, httptest.NewRequestWithContext(t.Context(), c.method, c.path, nil))
+
 		if response.Code != 404 || !strings.Contains(response.Body.String(), `"fix":"`+c.want) {
 			t.Errorf("%s %s: %d %s, want %s", c.method, c.path, response.Code, response.Body, c.want)
 		}

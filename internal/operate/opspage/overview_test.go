@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/problems"
 )
 
-// The verdict of a watcher counts only its own problems and those of the whole deployment.
+// The verdict of a watcher counts only its own problems, and the problems of the whole deployment.
 func TestEachWatcherHasItsVerdict(t *testing.T) {
 	t.Parallel()
 	o := admin.Overview{

@@ -191,6 +191,7 @@ func TestDetailsOfProblemsNameEveryCause(t *testing.T) {
 			}
 		})
 	}
+
 	for name, c := range map[string]struct {
 		facts Facts
 		want  []string
