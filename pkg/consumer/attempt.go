@@ -88,8 +88,14 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	ctx := t.p.drainCtx
 	// A partition that no member reads has no log, and its messages move no watermark.
 	if t.reg.mode.usesInbox() && !t.p.isStray {
-		if _, err := t.attachHandler(ctx); err != nil {
+		generation, err := t.attachHandler(ctx)
+		if err != nil {
 			return res, err
+		}
+		for _, x := range list {
+			if !x.entry.orphan.Load() {
+				x.share.generation = generation
+			}
 		}
 	}
 	if t.reg.mode.usesTransaction() {

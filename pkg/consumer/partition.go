@@ -45,6 +45,8 @@ type share struct {
 	reg      *registration
 	state    shareState
 	attempts failures
+
+	generation int64 // of the topic in the inbox at the last attempt
 }
 
 // hasShareLocked reports whether some share of e is in the given state. The partition's lock guards

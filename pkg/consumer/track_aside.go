@@ -223,22 +223,18 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 		return false, true
 	}
 
-	// The order of the queue depends on the generation of the topic, which the inbox returns in every mode.
-	var generation int64
-	attach := func() (err error) {
-		generation, err = t.attachHandler(t.p.drainCtx)
+	// The order of the queue depends on the generation of the topic, which the inbox returns in every mode. If the topic was deleted,
+	// the generation of the last attempt counts.
+	generation := current.share.generation
+	attach := func() error {
+		attached, err := t.attachHandler(t.p.drainCtx)
+		if err == nil && !current.entry.orphan.Load() {
+			generation = attached
+		}
 		return err
 	}
 	if !current.entry.orphan.Load() && !t.repeatStep("begin with the partition in the inbox", attach) {
 		return false, false
-	}
-	// The topic was deleted, perhaps while the handler was attached to the new one. A message that was tried is the first of its
-	// queue. The log no longer has the others.
-	if current.entry.orphan.Load() {
-		if current.share.attempts.Failed == 0 {
-			return false, false
-		}
-		generation = 0
 	}
 
 	// Without a failed attempt the message is due as soon as its queue has no earlier one.
@@ -248,10 +244,6 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 
 	ended := t.repeatStep("set a message aside", func() error {
 		err := t.storeWaiting(current, message, wait)
-		// The topic was deleted in the meantime, so there is no watermark to move.
-		if errors.Is(err, errOrphan) {
-			err = t.storeWaiting(current, message, wait)
-		}
 		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
 			return nil
 		}
@@ -299,16 +291,20 @@ func (t *track) newWaiting(task task, generation int64, unordered bool) *setasid
 }
 
 // storeWaiting writes the document of current and moves the watermark past current, in one transaction. A message that was handled
-// before gets no document. Without an inbox, the document alone is written.
+// before gets no document. Without an inbox, and if the topic was deleted after an attempt, the document alone is written. It returns
+// errOrphan if the topic was deleted before any attempt: the log no longer has the message, and its next owner may have set it aside.
 func (t *track) storeWaiting(current task, message *setaside.Message, wait time.Duration) error {
 	ctx, session := t.p.drainCtx, t.p.s
+	if current.entry.orphan.Load() && current.share.attempts.Failed == 0 {
+		return errOrphan
+	}
 	if !t.hasWatermark(current) {
 		return session.c.waiting.Add(ctx, wait, message)
 	}
 
 	// Checked first: after a takeover, the previous owner may have handled the message.
 	list := []inbox.Entry{t.inboxEntry(current)}
-	return session.transact(ctx, func(ctx context.Context) error {
+	err := session.transact(ctx, func(ctx context.Context) error {
 		fresh, err := session.inbox.Check(ctx, list)
 		if err != nil {
 			return err
@@ -324,6 +320,11 @@ func (t *track) storeWaiting(current task, message *setaside.Message, wait time.
 		}
 		return session.c.waiting.Add(ctx, wait, message)
 	})
+	// The topic was deleted in the meantime, so there is no watermark to move.
+	if errors.Is(err, errOrphan) {
+		return t.storeWaiting(current, message, wait)
+	}
+	return err
 }
 
 // postpone stores the failed attempts of a message that is set aside. It returns false if it was interrupted before.

@@ -1,6 +1,8 @@
 package consumer
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -59,5 +61,37 @@ func TestAnAbandonedMessageDoesNotCorruptTheNextQueue(t *testing.T) {
 	}
 	if room.removeQueue(next, 0) || !room.hasQueue(key) {
 		t.Error("a queue that gets a message was removed")
+	}
+}
+
+// countingStore counts the messages that are set aside.
+type countingStore struct {
+	setaside.Store
+	added []*setaside.Message
+}
+
+func (c *countingStore) Add(_ context.Context, _ time.Duration, messages ...*setaside.Message) error {
+	c.added = append(c.added, messages...)
+	return nil
+}
+
+// A previous owner of a partition still has a message in memory when the topic is deleted. The next owner has set the message aside, with
+// the generation of its topic. Without that generation, a second document would be handled before the earlier messages of the key.
+func TestN29_AMessageOfADeletedTopicIsSetAsideAfterAnAttemptAlone(t *testing.T) {
+	t.Parallel()
+	for name, failed := range map[string]int{"untried": 0, "tried": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := &countingStore{}
+			s := &session{run: &run{c: &Consumer{waiting: store}}}
+			lane := &track{p: &partition{s: s}, reg: &registration{}}
+			one := &entry{shares: []share{{attempts: failures{Failed: failed}}}}
+			one.orphan.Store(true)
+
+			err := lane.storeWaiting(task{one, &one.shares[0]}, &setaside.Message{}, 0)
+			if isLeft := errors.Is(err, errOrphan); isLeft != (failed == 0) || len(store.added) != failed {
+				t.Errorf("%v, %d messages are set aside", err, len(store.added))
+			}
+		})
 	}
 }
