@@ -730,8 +730,14 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 func TestPanicsAroundAHandlerAreItsErrors(t *testing.T) {
 	t.Parallel()
 	l, gone := &changing{}, newDisposed()
+	var panicked atomic.Bool
 	c := newLogConsumer(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
-		consumer.Transactions(func(context.Context, func(context.Context) error) error { panic("wanted") }))
+		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
+			if panicked.CompareAndSwap(false, true) {
+				panic("wanted")
+			}
+			return fn(ctx)
+		}))
 	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, withTries(1))
 	l.append("a")
 	startConsumer(t, c)
