@@ -86,8 +86,8 @@ func WithRouter(topics func(aggregateType, eventName string) []string) Option {
 // relay does not wait: if 1,000 calls of a hook wait, further ones are left out, and the log says so. A panic is logged, and the
 // relay continues. Run waits for the calls before its end for at most five seconds.
 
-// WithStatusHook calls hook with the first status of a running relay and after each change, at most 50 times
-// in a second, for example to alert or to start work that only the owner does.
+// WithStatusHook calls hook with the first status of a running relay and after each change of its phase, of Ready and of the parts with a
+// problem, at most 50 times in a second, for example to alert or to start work that only the owner does.
 func WithStatusHook(hook func(Status)) Option {
 	return optionFunc(func(settings *settings) { settings.onStatus = hook })
 }

@@ -172,7 +172,7 @@ func (r *Relay) watchStatus(ctx context.Context, statuses *hooks.Queue[Status]) 
 
 	var last Status
 	for {
-		if status := r.Status(); status.Phase != last.Phase || status.Ready != last.Ready || !slices.Equal(status.Reasons, last.Reasons) {
+		if status := r.Status(); status.differsFrom(last) {
 			last = status
 			statuses.Add(status)
 		}
@@ -184,6 +184,17 @@ func (r *Relay) watchStatus(ctx context.Context, statuses *hooks.Queue[Status]) 
 		case <-ctx.Done():
 		}
 	}
+}
+
+// differsFrom reports whether s has another phase, another Ready, or problems of other parts of the relay than last. The texts of problems
+// contain their age and the latest error, so they differ all the time.
+func (s Status) differsFrom(last Status) bool {
+	isSamePart := func(one, other string) bool {
+		part, _, _ := strings.Cut(one, ":")
+		before, _, _ := strings.Cut(other, ":")
+		return part == before
+	}
+	return s.Phase != last.Phase || s.Ready != last.Ready || !slices.EqualFunc(s.Reasons, last.Reasons, isSamePart)
 }
 
 // awaitInterval is the time between two checks of Await.
