@@ -180,11 +180,16 @@ func (s statusReport) writeCounts(out io.Writer) {
 			stale++
 		}
 	}
-	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s) · %s, %d stale\n",
+	// The owner counts every few seconds, so the list of dead letters may be ahead.
+	counted := ""
+	if age := s.At.Sub(s.CountedAt); !s.CountedAt.IsZero() && age >= time.Second {
+		counted = " · counted " + formatAge(age.Seconds()) + " ago"
+	}
+	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s) · %s, %d stale%s\n",
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), formatKeys(counts.BlockedKeys, counts.Waiting())+" keys", formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), counts.Letters(),
-		countNoun(int64(len(s.Nodes)), "node"), stale)
+		countNoun(int64(len(s.Nodes)), "node"), stale, counted)
 	if counts.HandlerWaiting > 0 {
 		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))
 	}

@@ -108,3 +108,16 @@ func TestPing(t *testing.T) {
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
 	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "MongoDB cannot be used: 127.0.0.1:1: connection refused")
 }
+
+// The figures of the owner are some seconds old, and status shows their age.
+func TestStatusShowsTheAgeOfItsCounts(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for age, want := range map[time.Duration]string{0: "0 stale\n", 4 * time.Second: "0 stale · counted 4.0 s ago\n"} {
+		var out strings.Builder
+		statusReport{Overview: admin.Overview{At: now, CountedAt: now.Add(-age)}}.writeCounts(&out)
+		if !strings.HasSuffix(out.String(), want) {
+			t.Errorf("counts that are %v old: %q, want the end %q", age, out.String(), want)
+		}
+	}
+}
