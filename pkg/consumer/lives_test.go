@@ -162,6 +162,44 @@ func TestN29_ExpiredMessagesOfADeletedTopicHideNoMessage(t *testing.T) {
 	}
 }
 
+// N29: after one run without WithHaltOnLoss, the group goes on with the new topic, also handlers that got no message in that run.
+func TestN29_AnAcceptedTopicDoesNotHaltALaterRun(t *testing.T) {
+	t.Parallel()
+	for _, mode := range allModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			l := &changing{id: "cluster/topic"}
+			s := newScripted("0", "recreated0")
+			db := stacktest.Database(t, stacktest.Client(t))
+			start := func(opts ...consumer.Option) (stop func()) {
+				member := inDatabase(t, l, db, append(opts, consumer.WithRetry(soon), consumer.WithMode(mode))...)
+				addHandler(t, member, "counted", s.handle)
+				return startConsumer(t, member)
+			}
+
+			stop := start(consumer.WithHaltOnLoss())
+			l.append("a")
+			l.waitCommitted(t, 1)
+			stop()
+			l.recreate("b", 0)
+			stop = start()
+			stacktest.Eventually(t, "the group to go on", func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.committedID == l.id
+			})
+			stop()
+
+			start(consumer.WithHaltOnLoss())
+			l.append("b")
+			l.waitCommitted(t, 1)
+			s.waitFailed(t, "recreated0")
+			s.heal()
+			s.waitHandled(t, "0", "recreated0")
+		})
+	}
+}
+
 // appendExpired appends a record whose time is over.
 func (l *changing) appendExpired(key string) {
 	l.mu.Lock()

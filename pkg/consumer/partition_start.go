@@ -18,6 +18,7 @@ type position struct {
 	committed transport.GroupOffset // what the group has stored; an offset of -1 stands for something else
 	storedID  string                // what the inbox has stored
 	idProved  bool                  // the offset certainly belongs to the topic with this id
+	accepted  bool                  // the group has read the topic before: it went on after an earlier topic was deleted
 }
 
 // locateStart finds out where the group goes on with the partition, and reads the id of the topic. An offset of a topic that was
@@ -58,6 +59,7 @@ func (p *partition) locateStart(ctx context.Context) error {
 	}
 	p.topicID, p.storedID, p.located = log.ID, stored, true
 	p.idProved = before == log.ID
+	p.accepted = before != "" && before == log.ID
 	return nil
 }
 

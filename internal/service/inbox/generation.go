@@ -34,6 +34,9 @@ type Log struct {
 
 	// Epoch is the epoch of the leader, or −1 if unknown.
 	Epoch int32
+
+	// Accepted reports that the caller has gone on with the topic before, without HaltOnRecreated.
+	Accepted bool
 }
 
 // suspicion is the stored state of a partition that contradicts its log.
@@ -65,8 +68,8 @@ func (s suspicion) showsLoss(log Log) bool {
 // Attach compares the log with the watermark:
 //   - If the topic was recreated, a new generation begins, in which old watermarks have no effect. A
 //     different id shows that, or if an id is unknown, an end below the watermark or a lower epoch.
-//   - With HaltOnRecreated, the error is then ErrRecreated, also if the same topic ends below the watermark
-//     because it has lost records.
+//   - With HaltOnRecreated, the error is then ErrRecreated, unless the topic is accepted, and also if the same topic ends below the
+//     watermark because it has lost records.
 //
 // Without HaltOnRecreated, lost records need nothing: the leader writes others with a higher epoch at
 // their offsets, which the watermarks do not cover.
@@ -169,7 +172,7 @@ func (x *Inbox) judgeLog(partition Partition, seen suspicion, log Log) (begin bo
 			ErrUnconfirmed, partition.Number, partition.Topic, log.ID, log.End, log.Epoch, partition.Consumer, seen.watermark, seen.epoch, seen.id)
 	}
 
-	if x.settings.HaltOnRecreated {
+	if x.settings.HaltOnRecreated && (lossy || !log.Accepted) {
 		return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, "+
 			"but %s has handled up to offset %d at epoch %d; "+
 			"if the topic was deleted and created again, run once without consumer.WithHaltOnLoss",
