@@ -11,25 +11,25 @@ import (
 )
 
 // reportRecreated reports that a topic was deleted and created again. With WithHaltOnLoss, it ends the Run and returns an error.
-func (s *session) reportRecreated(tp transport.TopicPartition) error {
-	err := fmt.Errorf("%w: the topic of partition %s was deleted and created again", transport.ErrGap, tp)
-	if s.c.s.haltsOnLoss() {
+func (p *partition) reportRecreated() error {
+	err := fmt.Errorf("%w: the topic of partition %s was deleted and created again", transport.ErrGap, p.tp)
+	if p.s.c.s.haltsOnLoss() {
 		err = fmt.Errorf("%w; to go on from its start, run once without WithHaltOnLoss", err)
-		s.failRun(err)
+		p.s.failRun(err)
 		return err
 	}
-	s.reportLost(tp, fmt.Errorf("%w; going on from its start", err))
+	p.reportLost(fmt.Errorf("%w; going on from its start", err))
 	return nil
 }
 
 // reportLost reports that the partition no longer has records that the group has not read.
-func (s *session) reportLost(tp transport.TopicPartition, err error, attrs ...any) {
-	s.reportTrouble("records are missing in the partition; the consumer goes on after them", err, append(attrs, "topic", tp.Topic, "partition", tp.Partition)...)
+func (p *partition) reportLost(err error, attrs ...any) {
+	p.reportTrouble("records are missing in the partition; the consumer goes on after them", err, attrs...)
 }
 
 // reportGap is reportLost with the offset that was to be read, and the one that is read next.
 func (p *partition) reportGap(gap *transport.RangeError, next int64) {
-	p.s.reportLost(p.tp, fmt.Errorf("%w; going on from %d", gap, next), "offset", gap.Offset, "next", next)
+	p.reportLost(fmt.Errorf("%w; going on from %d", gap, next), "offset", gap.Offset, "next", next)
 }
 
 // restartIfRecreated continues at the start of the topic if it was deleted and created again, and reports whether it was. With
@@ -40,7 +40,7 @@ func (p *partition) restartIfRecreated(ctx context.Context) (bool, error) {
 	if err != nil || !p.wasRecreated(log) {
 		return false, err
 	}
-	if err := p.s.reportRecreated(p.tp); err != nil {
+	if err := p.reportRecreated(); err != nil {
 		return false, err
 	}
 	p.restart(log, 0)

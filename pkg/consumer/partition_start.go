@@ -44,7 +44,7 @@ func (p *partition) locateStart(ctx context.Context) error {
 
 	before := cmp.Or(at.TopicID, stored)
 	if isAnotherTopic(before, log.ID) {
-		if err := p.s.reportRecreated(p.tp); err != nil {
+		if err := p.reportRecreated(); err != nil {
 			return err
 		}
 		at = transport.Start{Uncommitted: true}
@@ -59,7 +59,7 @@ func (p *partition) locateStart(ctx context.Context) error {
 	}
 	p.topicID, p.storedID, p.located = log.ID, stored, true
 	p.idProved = before == log.ID
-	p.accepted = before != "" && before == log.ID
+	p.accepted = p.idProved && before != ""
 	return nil
 }
 

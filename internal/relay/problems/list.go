@@ -321,6 +321,7 @@ func (l *list) addRetries() {
 		Kind: HandlerRetries, Severity: Warn, Watcher: l.facts.Watcher, Object: l.facts.Watcher, Title: "Handlers of consumers fail", Unit: "messages wait",
 	}
 	var names []string
+
 	for _, retry := range l.facts.Retries {
 		age := l.facts.Now.Sub(retry.Since)
 		if age < retriesWarn {
@@ -332,6 +333,8 @@ func (l *list) addRetries() {
 			problem.Since = &retry.Since
 		}
 	}
+
+	// No handler fails for long.
 	if len(names) == 0 {
 		return
 	}

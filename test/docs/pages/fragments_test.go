@@ -2,7 +2,6 @@ package pages
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -27,26 +26,16 @@ func TestSettingsInPagesAreValid(t *testing.T) {
 	t.Parallel()
 	schema, root := compileSchema(t), readSchema(t)
 	count := 0
-	for _, pattern := range []string{"../../../README.md", "../../../docs/*.md", "../../../docs/*/*.md"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
+	for file, text := range readPages(t) {
+		for _, setting := range inlineKey.FindAllStringSubmatch(fencedBlock.ReplaceAllString(text, ""), -1) {
+			names := strings.Split(setting[1], ".")
+			if !root.hasKey(names) || placeholder.MatchString(setting[2]) {
+				continue
 			}
 
-			for _, setting := range inlineKey.FindAllStringSubmatch(fencedBlock.ReplaceAllString(string(text), ""), -1) {
-				names := strings.Split(setting[1], ".")
-				if !root.hasKey(names) || placeholder.MatchString(setting[2]) {
-					continue
-				}
-				count++
-				if err := schema.Validate(parseSetting(t, names, setting[2])); err != nil {
-					t.Errorf("%s: `%s: %s`: %v", filepath.Base(file), setting[1], setting[2], err)
-				}
+			count++
+			if err := schema.Validate(parseSetting(t, names, setting[2])); err != nil {
+				t.Errorf("%s: `%s: %s`: %v", filepath.Base(file), setting[1], setting[2], err)
 			}
 		}
 	}

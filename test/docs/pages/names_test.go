@@ -16,6 +16,24 @@ func TestPagesNameTheAPI(t *testing.T) {
 	t.Parallel()
 	exported := readAPI(t)
 	count := 0
+
+	for file, text := range readPages(t) {
+		for _, name := range goName.FindAllStringSubmatch(text, -1) {
+			count++
+			if !exported[name[1]+"."+name[2]] {
+				t.Errorf("%s names %s.%s, which does not exist", filepath.Base(file), name[1], name[2])
+			}
+		}
+	}
+	if count < 80 {
+		t.Errorf("only %d names were found", count)
+	}
+}
+
+// readPages returns the text of the README and of each page, by file.
+func readPages(t *testing.T) map[string]string {
+	t.Helper()
+	pages := map[string]string{}
 	for _, pattern := range []string{"../../../README.md", "../../../docs/*.md", "../../../docs/*/*.md"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
@@ -27,17 +45,10 @@ func TestPagesNameTheAPI(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, name := range goName.FindAllStringSubmatch(string(text), -1) {
-				count++
-				if !exported[name[1]+"."+name[2]] {
-					t.Errorf("%s names %s.%s, which does not exist", filepath.Base(file), name[1], name[2])
-				}
-			}
+			pages[file] = string(text)
 		}
 	}
-	if count < 80 {
-		t.Errorf("only %d names were found", count)
-	}
+	return pages
 }
 
 // readAPI returns the exported names of the public packages from their listings.
