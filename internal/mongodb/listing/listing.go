@@ -65,6 +65,7 @@ func All(filters ...bson.D) bson.D { return bson.D{{Key: "$and", Value: filters}
 type Order struct {
 	Field           string
 	Down, IDsUpward bool // Down: the greatest first. The ids have the same direction, or with IDsUpward the other one.
+	FieldIndex      bool // The index has only the field, so the server sorts each page by the ids.
 }
 
 // directions returns the directions of the field and of the ids.
@@ -85,19 +86,36 @@ func (o Order) Sort() bson.D {
 	return bson.D{{Key: o.Field, Value: field}, {Key: "_id", Value: ids}}
 }
 
+// beyond are the operators that compare in a direction.
+var beyond = map[int]string{1: "$gt", -1: "$lt"}
+
 // After returns the filter for the entries after the place with these values. Entries of the same value are ordered by
 // their ids, so a page continues exactly after the last entry of the previous one. The first condition bounds the
-// entries of the index that the server reads.
+// entries of the index that the server reads. Only $expr compares ids of different types.
 func (o Order) After(value, id any) bson.D {
-	beyond := map[int]string{1: "$gt", -1: "$lt"}
 	field, ids := o.directions()
-	compare := func(name, operator string, limit any) bson.D {
-		return bson.D{{Key: name, Value: bson.D{{Key: operator, Value: limit}}}}
+	compare := func(operator string) bson.D {
+		return bson.D{{Key: o.Field, Value: bson.D{{Key: operator, Value: value}}}}
 	}
-	return All(compare(o.Field, beyond[field]+"e", value), bson.D{{Key: "$or", Value: bson.A{
-		compare(o.Field, beyond[field], value),
-		compare("_id", beyond[ids], id),
+	later := bson.D{{Key: beyond[ids], Value: bson.A{"$_id", bson.D{{Key: "$literal", Value: id}}}}}
+	return All(compare(beyond[field]+"e"), bson.D{{Key: "$or", Value: bson.A{
+		compare(beyond[field]),
+		bson.D{{Key: "$expr", Value: later}},
 	}}})
+}
+
+// upTo returns the filter for the entries with this value, and before it.
+func (o Order) upTo(value any) bson.D {
+	field, _ := o.directions()
+	return bson.D{{Key: o.Field, Value: bson.D{{Key: beyond[-field] + "e", Value: value}}}}
+}
+
+// lastID returns the id after all ids of an equal value.
+func (o Order) lastID() any {
+	if _, ids := o.directions(); ids < 0 {
+		return bson.MinKey{}
+	}
+	return bson.MaxKey{}
 }
 
 // Summary returns the pipeline that groups the entries which filter matches by the fields of key. Each group has these

@@ -79,9 +79,9 @@ func (o Operator) Audit(ctx context.Context, selected AuditFilter, limit int, af
 		return page, wrapError("counting the audit log", err)
 	}
 	page.Total = total
-	list, next, err := listing.ReadPage[nodes.AuditEntry](ctx, coll, "reading the audit log", latestFirst, filter, after, pageSize(limit), options.Find())
+	list, next, err := listing.ReadPage[nodes.AuditEntry](ctx, coll, latestFirst, filter, after, pageSize(limit), options.Find())
 	if err != nil {
-		return page, err
+		return page, mongodb.DescribeError(err, "reading the audit log", "find", mongodb.Namespace(coll))
 	}
 
 	for i := range list {

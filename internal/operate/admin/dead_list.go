@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 )
 
@@ -51,8 +51,8 @@ func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after s
 	page := newPage[DeadLetter]()
 	var place letterPlace
 	if after != "" {
-		if mongodb.ParseCursor(after, &place) != nil || place.At.IsZero() {
-			return page, mongodb.ErrCursor
+		if listing.ParseCursor(after, &place) != nil || place.At.IsZero() {
+			return page, listing.ErrCursor
 		}
 	}
 	sources, err := l.findSources(ctx, filter)
@@ -86,7 +86,7 @@ func (l Letters) List(ctx context.Context, filter DeadFilter, limit int, after s
 	if len(all) > limit {
 		all = all[:limit]
 		last := &all[limit-1]
-		if page.Next, err = mongodb.EncodeCursor(letterPlace{last.origin.source, last.DiedAt, last.origin.cursor}); err != nil {
+		if page.Next, err = listing.EncodeCursor(letterPlace{last.origin.source, last.DiedAt, last.origin.cursor}); err != nil {
 			return page, err
 		}
 	}

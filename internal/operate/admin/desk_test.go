@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
 	"github.com/outrelay/outrelay/internal/relay/activity"
@@ -116,7 +117,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 	if err != nil || len(p.Items) != 4 {
 		t.Errorf("%d, %v", len(p.Items), err)
 	}
-	if _, err := k.Audit(t.Context(), admin.AuditFilter{}, 0, "bad"); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := k.Audit(t.Context(), admin.AuditFilter{}, 0, "bad"); !errors.Is(err, listing.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 
@@ -171,7 +172,7 @@ func TestWaitingEnvelopesAreListedByPages(t *testing.T) {
 	if _, err := k.Waiting().List(t.Context(), admin.WaitingFilter{Reason: "dead"}, 0, ""); err == nil {
 		t.Error("a reason that is none")
 	}
-	if _, err := k.Waiting().List(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := k.Waiting().List(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, listing.ErrCursor) {
 		t.Errorf("%v", err)
 	}
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
@@ -71,7 +72,7 @@ func Explain(err error) (kind Failure, fix string) {
 	case is(mongodb.ErrNotFound, lease.ErrNotFound):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
-	case is(mongodb.ErrCursor):
+	case is(listing.ErrCursor):
 		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
 	case is(letters.ErrEmptyQuery, ErrNoCondition):
 		return FailInvalid, "give a condition, or all: true if everything is meant"

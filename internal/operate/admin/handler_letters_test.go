@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/service/lettercount"
 	"github.com/outrelay/outrelay/internal/service/setaside"
@@ -113,7 +114,7 @@ func TestLettersOfHandlersAreSeenOverAllCollections(t *testing.T) {
 			t.Errorf("%s was taken", name)
 		}
 	}
-	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := f.op.Letters().List(t.Context(), ofHandlers, 2, "nonsense"); !errors.Is(err, listing.ErrCursor) {
 		t.Errorf("a wrong cursor: %v", err)
 	}
 }

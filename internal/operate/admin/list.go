@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/purge"
 	"github.com/outrelay/outrelay/internal/service/agenda"
 )
@@ -69,11 +69,11 @@ func (c collectionLister[T, C]) readPage(namespaces []string, limit int, cursor 
 	page := newPage[T]()
 	var begin pagePlace[C]
 	if cursor != "" {
-		if err := mongodb.ParseCursor(cursor, &begin); err != nil {
+		if err := listing.ParseCursor(cursor, &begin); err != nil {
 			return page, err
 		}
 		if !slices.Contains(namespaces, begin.NS) {
-			return page, fmt.Errorf("%w: the query does not include collection %q", mongodb.ErrCursor, begin.NS)
+			return page, fmt.Errorf("%w: the query does not include collection %q", listing.ErrCursor, begin.NS)
 		}
 	}
 
@@ -109,7 +109,7 @@ func (c collectionLister[T, C]) readPage(namespaces []string, limit int, cursor 
 			at.After = last
 		}
 		var err error
-		if page.Next, err = mongodb.EncodeCursor(at); err != nil {
+		if page.Next, err = listing.EncodeCursor(at); err != nil {
 			return page, err
 		}
 	}

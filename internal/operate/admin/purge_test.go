@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
@@ -186,7 +187,7 @@ func TestHistoryOverCollections(t *testing.T) {
 	}
 
 	for _, after := range []string{"x.y abc", mongodb.Namespace(colls[0]) + " abc"} {
-		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, mongodb.ErrCursor) {
+		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, listing.ErrCursor) {
 			t.Errorf("%q: %v", after, err)
 		}
 	}

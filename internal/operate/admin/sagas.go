@@ -108,11 +108,11 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		CompletedAt *time.Time    `bson:"completedAt"`
 		ExpiresAt   *time.Time    `bson:"expiresAt"`
 	}
-	docs, next, err := listing.ReadPage[document](ctx, coll, "listing sagas of "+name, lastChangedFirst, bson.D{}, after, pageSize(limit), options.Find().
+	docs, next, err := listing.ReadPage[document](ctx, coll, lastChangedFirst, bson.D{}, after, pageSize(limit), options.Find().
 		SetAllowDiskUse(true).
 		SetProjection(mongodb.Fields("version", "createdAt", "updatedAt", "completedAt", "expiresAt")))
 	if err != nil {
-		return page, err
+		return page, mongodb.DescribeError(err, "listing sagas of "+name, "find", mongodb.Namespace(coll))
 	}
 	page.Next = next
 

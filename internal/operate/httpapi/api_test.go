@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
@@ -409,7 +410,7 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		want int
 	}{
 		{fmt.Errorf("x: %w", mongodb.ErrNotFound), 404},
-		{mongodb.ErrCursor, 422},
+		{listing.ErrCursor, 422},
 		{&admin.InvalidError{Reason: "no"}, 422},
 		{admin.ErrInUse, 409},
 		{admin.ErrCompacted, 409},

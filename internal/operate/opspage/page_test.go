@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 )
@@ -685,7 +685,7 @@ func TestErrorStates(t *testing.T) {
 	}{
 		{context.DeadlineExceeded, http.StatusServiceUnavailable},
 		{admin.ErrUnavailable, http.StatusServiceUnavailable},
-		{mongodb.ErrCursor, http.StatusBadRequest},
+		{listing.ErrCursor, http.StatusBadRequest},
 		{admin.ErrInUse, http.StatusConflict},
 	} {
 		h := newSite(&desk{err: c.err})

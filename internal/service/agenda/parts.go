@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // partSize is the number of events that one statement of an operator's action changes.
@@ -43,7 +44,7 @@ func MoveInParts(ctx context.Context, coll *mongo.Collection, query Query, dueAt
 
 	// The cursor walks along the index of the due times. It must not find events again that were moved to a place before it.
 	due := bson.NewDateTimeFromTime(dueAt)
-	filter = andFilter(filter, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$ne", Value: due}}}})
+	filter = listing.All(filter, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$ne", Value: due}}}})
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: due}}}}
 	return changeInParts(ctx, coll, filter, did, func(part bson.D) (int64, error) {
 		res, err := coll.UpdateMany(ctx, part, set)
@@ -67,7 +68,7 @@ func changeInParts(
 
 	var ids bson.A
 	changePart := func() error {
-		changed, err := change(andFilter(filter, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}))
+		changed, err := change(listing.All(filter, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}))
 		n, ids = n+changed, nil
 		if err == nil && did != nil {
 			did(n)

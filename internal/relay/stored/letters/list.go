@@ -16,8 +16,9 @@ import (
 // List returns up to limit letters of all outboxes of a watcher, or of one, the newest first. They have no envelopes: [Open] reads one
 // with its envelope. after is next of the previous page, or "" for the first one; next is "" on the last page.
 func List(ctx context.Context, coll *mongo.Collection, query Query, limit int, after string) (list []Dead, next string, err error) {
-	return listing.ReadPage[Dead](ctx, mongodb.Majority(coll), "listing "+mongodb.Namespace(coll), newest, query.mongoFilter(), after, limit,
+	list, next, err = listing.ReadPage[Dead](ctx, mongodb.Majority(coll), newest, query.mongoFilter(), after, limit,
 		options.Find().SetProjection(bson.D{{Key: "envelope", Value: 0}}))
+	return list, next, mongodb.DescribeError(err, "listing "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 }
 
 // Count returns the number of letters that match query.

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // order returns an envelope.
@@ -197,15 +197,15 @@ func TestPagesOfManyOutboxesAreStable(t *testing.T) {
 	}
 
 	for _, invalid := range []string{"x", mustEncode(t, bson.D{{Key: "f", Value: "at"}, {Key: "v", Value: 5}, {Key: "i", Value: "x"}}), mustEncode(t, bson.D{})} {
-		if _, _, err := List(t.Context(), b.coll, Query{Watcher: "orders"}, 10, invalid); !errors.Is(err, mongodb.ErrCursor) {
-			t.Errorf("cursor %q: got %v, want %v", invalid, err, mongodb.ErrCursor)
+		if _, _, err := List(t.Context(), b.coll, Query{Watcher: "orders"}, 10, invalid); !errors.Is(err, listing.ErrCursor) {
+			t.Errorf("cursor %q: got %v, want %v", invalid, err, listing.ErrCursor)
 		}
 	}
 }
 
 func mustEncode(t *testing.T, place any) string {
 	t.Helper()
-	text, err := mongodb.EncodeCursor(place)
+	text, err := listing.EncodeCursor(place)
 	if err != nil {
 		t.Fatal(err)
 	}

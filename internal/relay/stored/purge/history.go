@@ -2,7 +2,6 @@ package purge
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/eventid"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -54,131 +54,58 @@ const MaxHistory = 10_000
 
 const defaultHistoryLimit = 100
 
-// cursor is the end of a page: the page included everything up to this id of this stamp.
-type cursor struct {
-	At bson.Timestamp `bson:"t"`
-	ID bson.RawValue  `bson:"i"`
-}
+// byStamp is the order of a history. The index of an outbox has only the stamp.
+var byStamp = listing.Order{Field: "ts", FieldIndex: true}
 
 // SentHistory reads the history of coll. A page costs the entries of the index on ts that are read until the page is
-// full. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
+// full, twice. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
 // is delivered between two pages is on a later page, and a purged envelope is missing.
-func SentHistory(ctx context.Context, coll *mongo.Collection, query HistoryQuery) (HistoryPage, error) {
-	limit := min(query.Limit, MaxHistory)
-	if limit <= 0 {
-		limit = defaultHistoryLimit
-	}
-	historian := historian{coll: mongodb.Majority(coll), key: keyFilter(query.Mapping, query.Key), mapping: query.Mapping}
-	if len(query.IDs) > 0 {
-		found, err := historian.findEnvelopes(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: query.IDs}}}}, "_id", 0)
-		return HistoryPage{Envelopes: found}, err
-	}
-
-	// The page begins after this stamp. From is inclusive, so it is the last stamp of the second before.
-	after := outboxes.LastStampBefore(query.From.Truncate(time.Second))
-
-	// The previous page may have ended between two envelopes of one stamp. The others come first, in the order of ids.
-	var page HistoryPage
-	if query.After != "" {
-		var last cursor
-		if mongodb.ParseCursor(query.After, &last) != nil || last.At.IsZero() {
-			return page, mongodb.ErrCursor
-		}
-		var err error
-		if page.Envelopes, err = historian.findAtStamp(ctx, last, limit); err != nil {
-			return page, err
-		}
-		after = last.At
-	}
-
-	if room := limit - len(page.Envelopes); room > 0 {
-		more, err := historian.findInWindow(ctx, after, query.To, room)
-		if err != nil {
-			return page, err
-		}
-		page.Envelopes = append(page.Envelopes, more...)
-	}
-	if n := len(page.Envelopes); n >= limit {
-		end := page.Envelopes[n-1]
-		var err error
-		if page.Next, err = mongodb.EncodeCursor(cursor{At: end.TS, ID: end.ID}); err != nil {
-			return page, err
-		}
-	}
-	return page, nil
-}
-
-// historian reads the history of one collection.
-type historian struct {
-	coll *mongo.Collection
-	key  bson.D // condition on the ordering key; nil for all keys
-
-	mapping *envelope.Mapping
-}
-
-// findEnvelopes returns the envelopes that filter matches, sorted by the field sort. limit 0 means no limit.
-func (h historian) findEnvelopes(
-	ctx context.Context, filter bson.D, sort string, limit int,
-) ([]History, error) {
-	project := h.mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "dueAt")
-
+func SentHistory(ctx context.Context, coll *mongo.Collection, query HistoryQuery) (page HistoryPage, err error) {
 	type document struct {
 		History `bson:",inline"`
 		Stamp   bson.RawValue `bson:"ts"` // of any type
 	}
-	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of "+mongodb.Namespace(h.coll), filter,
-		options.Find().SetSort(bson.D{{Key: sort, Value: 1}}).SetLimit(int64(limit)).SetProjection(project))
+	var docs []document
+	coll = mongodb.Majority(coll)
+	doing := "reading the history of " + mongodb.Namespace(coll)
+	fields := options.Find().SetProjection(query.Mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "dueAt"))
+
+	if len(query.IDs) > 0 {
+		byID := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: query.IDs}}}}
+		docs, err = mongodb.FindAll[document](ctx, coll, doing, byID, fields.SetSort(bson.D{{Key: "_id", Value: 1}}))
+	} else {
+		limit := min(query.Limit, MaxHistory)
+		if limit <= 0 {
+			limit = defaultHistoryLimit
+		}
+		docs, page.Next, err = listing.ReadPage[document](ctx, coll, byStamp, query.filterSent(), query.After, limit, fields)
+		err = mongodb.DescribeError(err, doing, "find", mongodb.Namespace(coll))
+	}
 	if err != nil {
-		return nil, err
+		return HistoryPage{}, err
 	}
 
-	found := make([]History, len(docs))
+	page.Envelopes = make([]History, len(docs))
 	for i, d := range docs {
-		found[i] = d.History
-		found[i].NS = mongodb.Namespace(h.coll)
+		page.Envelopes[i] = d.History
+		page.Envelopes[i].NS = mongodb.Namespace(coll)
 		// A service may have stored any type.
-		found[i].TS.T, found[i].TS.I, _ = d.Stamp.TimestampOK()
+		page.Envelopes[i].TS.T, page.Envelopes[i].TS.I, _ = d.Stamp.TimestampOK()
 	}
-	return found, nil
+	return page, nil
 }
 
-// filterSent returns the filter for marked envelopes whose stamp is in a range. A list of stamps is not a stamp.
-func (h historian) filterSent(stamp bson.D, and ...bson.E) bson.D {
-	and = append(and,
-		bson.E{Key: "ts", Value: append(stamp, noArray)},
-		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}})
-	return append(outboxes.Unscheduled(and...), h.key...)
-}
-
-// findAtStamp returns the envelopes of one stamp after an id, in the order of ids.
-func (h historian) findAtStamp(ctx context.Context, cursor cursor, limit int) ([]History, error) {
-	var and []bson.E
-	if !cursor.ID.IsZero() {
-		// $expr compares ids of different types.
-		later := bson.D{{Key: "$gt", Value: bson.A{"$_id", mongodb.Literal(cursor.ID)}}}
-		and = append(and, bson.E{Key: "$expr", Value: later})
+// filterSent returns the filter for the marked envelopes of the window and of the key. A list of stamps is not a stamp.
+func (q HistoryQuery) filterSent() bson.D {
+	// From is inclusive, so the window begins after the last stamp of the second before.
+	window := bson.D{{Key: "$gt", Value: outboxes.LastStampBefore(q.From.Truncate(time.Second))}}
+	if !q.To.IsZero() {
+		window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(q.To)})
 	}
-	return h.findEnvelopes(ctx, h.filterSent(bson.D{{Key: "$eq", Value: cursor.At}}, and...), "_id", limit)
-}
-
-// findInWindow returns the first envelopes with a stamp after start and before end. Copied envelopes may share a stamp,
-// and the index returns them in an order in which a next page could not continue. So it reads the last stamp of a full
-// page again, in the order of ids.
-func (h historian) findInWindow(ctx context.Context, start bson.Timestamp, end time.Time, limit int) ([]History, error) {
-	stamp := bson.D{{Key: "$gt", Value: start}}
-	if !end.IsZero() {
-		stamp = append(stamp, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(end)})
-	}
-
-	found, err := h.findEnvelopes(ctx, h.filterSent(stamp), "ts", limit)
-	if err != nil || len(found) < limit {
-		return found, err
-	}
-
-	last := found[len(found)-1].TS
-	whole := slices.IndexFunc(found, func(history History) bool { return history.TS == last })
-	rest, err := h.findAtStamp(ctx, cursor{At: last}, limit-whole)
-	return append(found[:whole], rest...), err
+	return append(outboxes.Unscheduled(
+		bson.E{Key: "ts", Value: append(window, noArray)},
+		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}},
+	), keyFilter(q.Mapping, q.Key)...)
 }
 
 // keyFilter returns the condition for the canonical text of an ordering key. It matches the key in every type that has

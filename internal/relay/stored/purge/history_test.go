@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/eventid"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -107,7 +108,7 @@ func TestSentHistory(t *testing.T) {
 	if err != nil || len(page.Envelopes) != 1 || page.Envelopes[0].SentAt != nil {
 		t.Errorf("one that was not sent: %+v, %v", page, err)
 	}
-	if _, err := SentHistory(t.Context(), coll, HistoryQuery{After: "x"}); !errors.Is(err, mongodb.ErrCursor) {
+	if _, err := SentHistory(t.Context(), coll, HistoryQuery{After: "x"}); !errors.Is(err, listing.ErrCursor) {
 		t.Errorf("a wrong cursor: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
 // Scan reads waiting envelopes page by page, in the order of outbox, key and position (N15), which is the order of the
@@ -178,7 +179,7 @@ type scanPlace struct {
 
 // encodePlace returns the place after the last page, as text.
 func (s *Scan) encodePlace() (string, error) {
-	return mongodb.EncodeCursor(scanPlace{s.last.ns, s.last.key, s.last.pos, s.last.ids})
+	return listing.EncodeCursor(scanPlace{s.last.ns, s.last.key, s.last.pos, s.last.ids})
 }
 
 // resume lets a new scan begin after a place. "" is the beginning.
@@ -187,7 +188,7 @@ func (s *Scan) resume(place string) error {
 		return nil
 	}
 	var scanPlace scanPlace
-	if err := mongodb.ParseCursor(place, &scanPlace); err != nil {
+	if err := listing.ParseCursor(place, &scanPlace); err != nil {
 		return err
 	}
 	s.begun = true
