@@ -44,8 +44,8 @@ func writePong(out io.Writer, pong admin.Pong) {
 	if pong.Storage {
 		state = "the state database exists"
 	}
-	fmt.Fprintf(out, "MongoDB responds in %.1f ms; its clock is %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
+	fmt.Fprintf(out, "MongoDB responds in %.1f ms; its clock is %s; %s\n", pong.RoundTripS*1000, pong.Now.Format(time.RFC3339Nano), state)
 	if pong.Kafka {
-		fmt.Fprintf(out, "Kafka accepts the login in %.1f ms\n", pong.KafkaRoundTrip*1000)
+		fmt.Fprintf(out, "Kafka accepts the login in %.1f ms\n", pong.KafkaRoundTripS*1000)
 	}
 }

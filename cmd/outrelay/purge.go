@@ -155,6 +155,6 @@ func writePurge(out io.Writer, report admin.PurgeReport) {
 	case report.Removed == 0:
 		fmt.Fprintf(out, "nothing to remove is older than %s\n", time.Duration(report.KeptS*float64(time.Second)))
 	default:
-		fmt.Fprintf(out, "%s removed in %.1f s\n", countNoun(report.Removed, "envelope"), report.Seconds)
+		fmt.Fprintf(out, "%s removed in %.1f s\n", countNoun(report.Removed, "envelope"), report.TookS)
 	}
 }

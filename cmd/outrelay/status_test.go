@@ -99,7 +99,7 @@ func TestPing(t *testing.T) {
 	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","))
 	var pong admin.Pong
 	d.runCommand(&pong, exitOK, "ping")
-	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 || !pong.Kafka || pong.KafkaRoundTrip <= 0 {
+	if !pong.MongoDB || !pong.Storage || pong.RoundTripS <= 0 || !pong.Kafka || pong.KafkaRoundTripS <= 0 {
 		t.Errorf("unexpected result %+v", pong)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB responds in", "the state database exists", "Kafka accepts the login in")

@@ -28,10 +28,10 @@ func newWaitingSummaryCommand(program *program) *cobra.Command {
 	var collection, source string
 	cmd := &cobra.Command{
 		Use:   "summary",
-		Short: "Count waiting envelopes and dead letters, or the messages of each handler",
-		Long: `Count the waiting and scheduled envelopes, and the dead letters of the relay and of handlers that were
-not requeued, by collection, reason and topic. With --source handler, count the messages that handlers retry by group, handler and
-topic; the handler that fails for the longest time comes first.`,
+		Short: "Count waiting and scheduled envelopes, or the messages of each handler",
+		Long: `Count the waiting and scheduled envelopes by collection, reason and topic. With --source handler, count the
+messages that handlers retry by group, handler and topic; the handler that fails for the longest time comes first.
+outrelay dead summary counts dead letters.`,
 		Args: noArgs,
 	}
 

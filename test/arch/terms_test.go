@@ -56,7 +56,7 @@ var oneMeaning = []struct {
 	{`\bAdvice\b|[a-z]Advice\b|\badvice(For|Of)`, "Fix", []string{"internal/base/", "internal/contract/", "internal/kafkawire/", "internal/mongodb/", "internal/relay/"}},
 
 	// Pending counts what the relay has not read yet. What it could not send waits.
-	{`PendingTopic\b|/api/v1/pending`, "waiting topics", nil},
+	{`PendingTopic\b|/pending\b|showPending`, "waiting topics", nil},
 
 	// An envelope that could not be sent in order waits.
 	{`\b[Ee]xceptions? (of|wait|that wait)|(as|makes|of) an exception\b|outrelay_exceptions`, "waiting envelope", []string{"cmd/", "deploy/", "docs/", "internal/contract/", "internal/operate/", "internal/relay/", "test/"}},

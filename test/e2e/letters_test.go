@@ -162,7 +162,7 @@ func testHandlerWaiting(s *scene, b *tab) {
 		return s.countIn(waiting, bson.D{{Key: field, Value: bson.D{{Key: "$type", Value: bson.A{"date", "object"}}}}})
 	}
 
-	b.openPage("/pending")
+	b.openPage("/waiting")
 	b.clickButton("Messages of handlers")
 	b.waitForText("2 in all")
 	b.waitUntil("the name of the handler", `document.body.textContent.includes("billing/charge")`)

@@ -18,7 +18,7 @@ import (
 )
 
 // pages are the pages without an id in their path.
-var pages = []string{"/", "/topics", "/topics/recent", "/pending?limit=12", "/pending/handlers", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/groups", "/control"}
+var pages = []string{"/", "/topics", "/topics/recent", "/waiting?limit=12", "/waiting/handlers", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/groups", "/control"}
 
 // TestPage runs all parts in order in one scene and one browser. Each part depends on the previous ones.
 func TestPage(t *testing.T) {
@@ -432,7 +432,7 @@ func testLookup(s *scene, b *tab) {
 	b.openPage("/lookup?q=nobody")
 	b.waitForText("Nothing was found")
 
-	b.openPage("/pending?reason=retry")
+	b.openPage("/waiting?reason=retry")
 	b.waitForText("rejected-1")
 	b.waitForText("the broker rejected it (87)")
 
@@ -441,7 +441,7 @@ func testLookup(s *scene, b *tab) {
 	b.confirmAction("1 failed event is due now", "Retry now 1", "tried again now")
 	s.waitUntil("the envelope that was rejected in Kafka", func(context.Context) bool { return s.noneWaits("rejected-1") })
 
-	b.openPage("/pending?reason=retry")
+	b.openPage("/waiting?reason=retry")
 	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.clickButton("Reset attempts …")
 	// On a slow machine more envelopes fail, so do not compare the number.
@@ -672,7 +672,7 @@ func testHostileText(s *scene, b *tab) {
 	q := url.QueryEscape
 	list := append([]string{
 		"/dead?type=" + q("T"+hostile), "/dead/letter?collection=" + q(s.db.Name()+".outbox") + "&id=" + q("evil"+hostile) + "&payload=1", "/lookup?q=" + q("evil"+hostile), "/lookup?by=key&q=" + q("key"+hostile),
-		"/pending?key=" + q("key"+hostile), "/log?kind=" + q("kind"+hostile), "/scheduled?type=" + q("Due"+hostile), "/sagas?database=" + q(hostile) + "&saga=" + q(hostile), "/inbox?database=" + q(hostile),
+		"/waiting?key=" + q("key"+hostile), "/log?kind=" + q("kind"+hostile), "/scheduled?type=" + q("Due"+hostile), "/sagas?database=" + q(hostile) + "&saga=" + q(hostile), "/inbox?database=" + q(hostile),
 		"/sagas?payload=1&database=" + q(s.db.Name()) + "&saga=order_sagas&id=saga-1", "/control?watcher=" + q("orders"+hostile), "/nowhere/" + url.PathEscape(hostile), "/?done=" + q(hostile),
 	}, pages...)
 	seen := 0

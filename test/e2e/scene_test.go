@@ -215,6 +215,8 @@ func (s *scene) insertInitialState() {
 			{Key: "t", Value: now.Add(time.Duration(i-remembered) * time.Minute)},
 			{Key: "r", Value: float64(i % 30)},
 			{Key: "l", Value: float64(i % 7)},
+			{Key: "p50", Value: 0.8 + float64(i%5)/10},
+			{Key: "p99", Value: 3 + float64(i%9)/2},
 		})
 	}
 	if _, err := s.state.Collection("history").InsertOne(s.t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "samples", Value: minutes}}); err != nil {

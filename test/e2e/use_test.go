@@ -76,7 +76,7 @@ func testTerms(s *scene, b *tab) {
 func testRows(s *scene, b *tab) {
 	for at, want := range map[string]string{
 		"/dead?class=not_allowed": "/dead/letter",
-		"/pending?state=retry":    "/lookup",
+		"/waiting?state=retry":    "/lookup",
 		"/scheduled":              "/lookup",
 		"/nodes":                  "/nodes/node",
 		"/log":                    "/log/entry",
@@ -111,28 +111,28 @@ func testRows(s *scene, b *tab) {
 // testTables checks that a row is one line of 32 pixels, that no column is empty, and that a shortened text can be read and copied.
 func testTables(s *scene, b *tab) {
 	b.setWindowSize(1280, 900)
-	b.openPage("/pending?reason=parked")
+	b.openPage("/waiting?reason=parked")
 	b.waitUntil("the events that wait", fmt.Sprintf("document.querySelectorAll('[data-ticks] tbody tr').length === %d", parked))
 	if height := evaluateScript[float64](b, `(() => { const r = [...document.querySelectorAll('[data-ticks] tbody tr')].map((e) => e.getBoundingClientRect()); return r.at(-1).bottom - r[0].top; })()`); height > parked*33 {
 		b.t.Errorf("%d rows have %.0f pixels", parked, height)
 	}
 
 	empty := `[...document.querySelectorAll('main table')].flatMap((t) => [...t.querySelectorAll('thead th')].filter((e, i) => t.tBodies[0].rows.length && !e.querySelector('input') && ![...t.tBodies[0].rows].some((r) => r.cells[i].querySelector('svg') || !['', '–'].includes(r.cells[i].innerText.trim()))).map((e) => e.innerText))`
-	for _, at := range append([]string{"/pending?reason=parked"}, pages...) {
+	for _, at := range append([]string{"/waiting?reason=parked"}, pages...) {
 		b.openPage(at)
 		if columns := evaluateScript[[]string](b, empty); len(columns) > 0 {
 			b.t.Errorf("%s: columns without a value: %q", at, columns)
 		}
 	}
 
-	b.openPage("/pending?reason=parked")
+	b.openPage("/waiting?reason=parked")
 	b.waitUntil("a shortened topic with its full name", fmt.Sprintf(`(() => {
 		const e = [...document.querySelectorAll('[data-ticks] tbody .mid')].find((e) => e.title === %q);
 		return e && e.textContent === e.title && e.firstChild.scrollWidth > e.firstChild.clientWidth && e.lastChild.innerText === '-missing';
 	})()`, s.topic+"-missing"))
 	// A refresh would replace the button. Only a click of the mouse may copy.
 	b.clickButtonIn("header", "Pause refresh")
-	b.openPage("/pending?reason=parked")
+	b.openPage("/waiting?reason=parked")
 	// The strip moves the list, and so what is under the pointer.
 	b.waitUntil("the strip", "document.querySelector('#strip .status')")
 	b.waitUntil("a button that copies the name under the pointer", `(() => {
@@ -147,7 +147,7 @@ func testTables(s *scene, b *tab) {
 	}
 
 	// The button also appears at the link with the focus, and is the next stop of Tab.
-	b.openPage("/pending?reason=parked")
+	b.openPage("/waiting?reason=parked")
 	b.waitUntil("the focus on the link of a row", `(() => { const e = document.querySelector('[data-ticks] tbody .cut a'); e.focus(); return document.activeElement === e; })()`)
 	b.waitUntil("a button at the link", `document.querySelector('.floating')?.parentElement === document.activeElement.closest('.cut')`)
 	b.runActions("Tab and Enter", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))

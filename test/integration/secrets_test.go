@@ -223,7 +223,7 @@ func readAsOperator(t *testing.T, relay *kit.Process, keep func(path, text strin
 		}
 	}
 
-	for _, path := range []string{"/", "/strip", "/pending", "/dead", "/dead/letter?id=wrong-text", "/lookup?q=wrong-text", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/nothing"} {
+	for _, path := range []string{"/", "/strip", "/waiting", "/dead", "/dead/letter?id=wrong-text", "/lookup?q=wrong-text", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/nothing"} {
 		get(path, plantedOperator)
 	}
 

@@ -21,13 +21,13 @@ func formatInt(n int64) string { return strconv.FormatInt(n, 10) }
 
 // Pong is the result of a ping.
 type Pong struct {
-	MongoDB   bool      `json:"mongodb"`
-	Now       time.Time `json:"now"`        // server time
-	RoundTrip float64   `json:"round_trip"` // seconds
-	Storage   bool      `json:"storage"`    // the state database has a watcher document
+	MongoDB    bool      `json:"mongodb"`
+	Now        time.Time `json:"now"` // server time
+	RoundTripS float64   `json:"round_trip_s"`
+	Storage    bool      `json:"storage"` // the state database has a watcher document
 
-	Kafka          bool    `json:"kafka"`            // a broker accepts the login
-	KafkaRoundTrip float64 `json:"kafka_round_trip"` // seconds for connecting, the login and a request; 0 if Kafka was not asked
+	Kafka           bool    `json:"kafka"`              // a broker accepts the login
+	KafkaRoundTripS float64 `json:"kafka_round_trip_s"` // for connecting, the login and a request; 0 if Kafka was not asked
 }
 
 // Ping reads MongoDB's time, checks whether the state database exists, and logs in to Kafka. If Kafka fails, it returns the result of
@@ -38,7 +38,7 @@ func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	if err != nil {
 		return Pong{}, err
 	}
-	pong := Pong{MongoDB: true, Now: now.UTC(), RoundTrip: time.Since(began).Seconds()}
+	pong := Pong{MongoDB: true, Now: now.UTC(), RoundTripS: time.Since(began).Seconds()}
 
 	n, err := o.watcherDocuments().EstimatedDocumentCount(ctx)
 	pong.Storage = n > 0
@@ -50,7 +50,7 @@ func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	if err := o.CheckKafka(ctx); err != nil {
 		return pong, &KafkaError{err}
 	}
-	pong.Kafka, pong.KafkaRoundTrip = true, time.Since(began).Seconds()
+	pong.Kafka, pong.KafkaRoundTripS = true, time.Since(began).Seconds()
 	return pong, nil
 }
 

@@ -53,7 +53,7 @@ type PurgeReport struct {
 	Purgeable   int64              `json:"purgeable"`
 	Timeless    int64              `json:"timeless"`
 	Removed     int64              `json:"removed"`
-	Seconds     float64            `json:"seconds"`
+	TookS       float64            `json:"took_s"`
 }
 
 const defaultPurgeBatch = 500
@@ -98,7 +98,7 @@ func (o Operator) Purge(ctx context.Context, order Purge) (PurgeReport, error) {
 			return report, errors.Join(err, o.logPurge(ctx, report))
 		}
 	}
-	report.Seconds = time.Since(began).Seconds()
+	report.TookS = time.Since(began).Seconds()
 	return report, o.logPurge(ctx, report)
 }
 

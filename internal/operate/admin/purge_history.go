@@ -30,7 +30,7 @@ type HistoryQuery struct {
 type Delivered struct {
 	Collection    string           `json:"collection"`
 	ID            string           `json:"id"`
-	AggregateType string           `json:"aggregatetype"`
+	AggregateType string           `json:"aggregate_type"`
 	Key           string           `json:"key"`
 	Type          string           `json:"type"`
 	Written       *time.Time       `json:"written,omitempty"` // by its timestamp; nil if it has none

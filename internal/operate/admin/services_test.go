@@ -67,10 +67,6 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 	if !slices.ContainsFunc(overview.Problems, isRetry) {
 		t.Errorf("no problem of the handler: %+v", overview.Problems)
 	}
-	summary, err := f.op.Waiting().Summary(t.Context(), "")
-	if want := (admin.WaitingGroup{Collection: shipping.Name() + "." + deadletter.DefaultCollection, Reason: "dead", Count: 1}); err != nil || !slices.Contains(summary, want) {
-		t.Errorf("summary: %+v, %v, want %+v in it", summary, err, want)
-	}
 	digest := routing.NamespaceHash(mongodb.Namespace(f.a))
 	mustInsert(t, shipping.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "g/notify"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
 	mustInsert(t, shipping.Collection("inbox"), bson.D{

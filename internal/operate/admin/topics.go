@@ -34,10 +34,10 @@ type Minute = nodes.Sample
 // AllMinutes selects all minutes of the last day.
 const AllMinutes = nodes.HistoryKept
 
-// Minutes returns throughput and lag of the watcher in the newest minutes of the last day, one point a minute, oldest first. Minutes
+// Minutes returns throughput and lag of a watcher of the state database in the newest minutes of the last day, one point a minute, oldest first. Minutes
 // without an owner are missing. It reads about 35 bytes for each minute of each slot.
-func (a Activity) Minutes(ctx context.Context, newest int) ([]Minute, error) {
-	return a.openHistory().Read(ctx, a.op.Watcher, newest)
+func (a Activity) Minutes(ctx context.Context, watcher string, newest int) ([]Minute, error) {
+	return a.openHistory().Read(ctx, watcher, newest)
 }
 
 // TopicList has the topics of a watcher.

@@ -24,22 +24,18 @@ const (
 // of its functions depends on what waits, and not on the number of outboxes.
 type Waiting struct{ op Operator }
 
-// WaitingGroup counts the envelopes of a collection that wait for one reason and one topic, that are scheduled, or that are
-// dead letters.
+// WaitingGroup counts the envelopes of a collection that wait for one reason and one topic, or that are scheduled.
 type WaitingGroup struct {
 	Collection string `json:"collection"`
-	// Reason is retry, blocked, parked, queued, scheduled or dead. Dead letters that are requeued are not
-	// counted. Those of handlers have the collection of the letters.
-	Reason string `json:"reason"`
-	Topic  string `json:"topic,omitempty"` // the topic that they wait for; "" if the envelopes do not name it
-	Count  int64  `json:"count"`
+	Reason     string `json:"reason"`          // retry, blocked, parked, queued or scheduled
+	Topic      string `json:"topic,omitempty"` // the topic that they wait for; "" if the envelopes do not name it
+	Count      int64  `json:"count"`
 	// Oldest is when the oldest envelope was committed, to the second. For scheduled envelopes it
 	// is the earliest due time.
 	Oldest *time.Time `json:"oldest,omitempty"`
 }
 
-// Summary counts the waiting and scheduled envelopes and the dead letters of all collections of the watcher,
-// or of the named one. It reads every waiting envelope, and one index entry per scheduled envelope.
+// Summary counts the waiting and scheduled envelopes of all collections of the watcher, or of the named one. It reads every waiting envelope, and one index entry per scheduled envelope.
 func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup, error) {
 	groups := []WaitingGroup{}
 	if err := w.checkRead(ctx, collection); err != nil {
@@ -73,35 +69,8 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 		}
 	}
 
-	dead, err := letters.CountOutboxes(ctx, w.op.letters(),
-		letters.Query{Watcher: w.op.Watcher, NS: collection, RequeueStatus: letters.NotRequeued})
-	for ns, n := range dead {
-		groups = append(groups, WaitingGroup{Collection: ns, Reason: "dead", Count: n})
-	}
-	if err == nil && collection == "" {
-		groups, err = w.addHandlerLetters(ctx, groups)
-	}
-	slices.SortStableFunc(groups, func(a, b WaitingGroup) int {
-		return cmp.Or(cmp.Compare(a.Collection, b.Collection), cmp.Compare(waitingOrder(a.Reason), waitingOrder(b.Reason)))
-	})
-	return groups, err
-}
-
-// addHandlerLetters adds the dead letters of handlers that are not requeued, by their collection.
-func (w Waiting) addHandlerLetters(ctx context.Context, groups []WaitingGroup) ([]WaitingGroup, error) {
-	desks, query, err := handlerLetters(w).resolve(ctx, DeadFilter{Source: FromHandler, RequeueStatus: string(letters.NotRequeued)})
-	if err != nil {
-		return groups, err
-	}
-	for _, desk := range desks {
-		n, err := desk.Count(ctx, query)
-		if err != nil {
-			return groups, err
-		}
-		if n > 0 {
-			groups = append(groups, WaitingGroup{Collection: desk.ns, Reason: "dead", Count: n})
-		}
-	}
+	// The scheduled ones of a collection stay after those that wait.
+	slices.SortStableFunc(groups, func(a, b WaitingGroup) int { return cmp.Compare(a.Collection, b.Collection) })
 	return groups, nil
 }
 
@@ -112,17 +81,6 @@ func (w Waiting) checkRead(ctx context.Context, collection string) error {
 		return err
 	}
 	return w.op.checkCollection(ctx, collection)
-}
-
-// waitingOrder returns the place of a reason among the groups of a collection.
-func waitingOrder(reason string) int {
-	switch reason {
-	case "scheduled":
-		return 1
-	case "dead":
-		return 2
-	}
-	return 0
 }
 
 // WaitingFilter selects waiting envelopes. An envelope matches if it fulfills all conditions that

@@ -24,7 +24,7 @@ func listAreas() []area {
 			{"/control", "control", "Control", ""},
 		}},
 		{"Events", []link{
-			{"/pending", "pending", "Waiting", "waiting"},
+			{"/waiting", "waiting", "Waiting", "waiting"},
 			{"/dead", "dead", "Dead letters", "dead"},
 			{"/scheduled", "scheduled", "Scheduled", ""},
 			{"/lookup", "lookup", "Look up", ""},

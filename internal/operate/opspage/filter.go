@@ -114,8 +114,8 @@ func filterDead(call *call) *filter {
 	return filter
 }
 
-func filterPending(*call) *filter {
-	return &filter{Path: "/pending", Label: "Filter waiting events", Button: "Filter", Fields: []input{
+func filterWaiting(*call) *filter {
+	return &filter{Path: "/waiting", Label: "Filter waiting events", Button: "Filter", Fields: []input{
 		{Name: "topic", Label: "Topic"},
 		{Name: "key", Label: "Ordering key"},
 		selectOf("reason", "State", []string{"retry", "blocked", "parked", "queued"}),

@@ -20,7 +20,7 @@ func TestFiltersShowTheirConditions(t *testing.T) {
 		"/dead?since=1h":                {`<option value="1h" selected>last hour</option>`, `<details id="more-filter">`},
 		"/log?kind=took_over":           {`<option value="took_over" selected>took_over</option>`},
 		"/log?from=2026-11-20+09:00:30": {`value="2026-11-20T09:00:30"`},
-		"/pending?reason=parked":        {`<option value="parked" selected>parked</option>`},
+		"/waiting?reason=parked":        {`<option value="parked" selected>parked</option>`},
 		"/scheduled?type=PaymentDue":    {`name="type" value="PaymentDue"`, `name="from"`},
 		"/lookup?q=e1&by=key":           {`<option value="key" selected>an ordering key</option>`},
 		"/sagas?database=d&saga=s":      {`<input type="hidden" name="saga" value="s">`},

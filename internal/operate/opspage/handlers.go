@@ -30,7 +30,7 @@ func showHandlers(call *call) (any, error) {
 }
 
 func filterHandlers(*call) *filter {
-	return &filter{Path: "/pending/handlers", Label: "Filter messages that handlers retry", Button: "Filter", Fields: []input{
+	return &filter{Path: "/waiting/handlers", Label: "Filter messages that handlers retry", Button: "Filter", Fields: []input{
 		{Name: "group", Label: "Consumer group"},
 		{Name: "handler", Label: "Handler"},
 		{Name: "topic", Label: "Topic"},

@@ -7,8 +7,8 @@ import (
 // screens are the pages of the site.
 var screens = []screen{
 	{path: "/{$}", name: "overview", title: "Overview", area: "overview", live: true, data: showOverview},
-	{path: "/pending", name: "pending", title: "Waiting", area: "pending", live: true, data: showPending, filter: filterPending},
-	{path: "/pending/handlers", name: "handlers", title: "Waiting", area: "pending", live: true, data: showHandlers, filter: filterHandlers},
+	{path: "/waiting", name: "waiting", title: "Waiting", area: "waiting", live: true, data: showWaiting, filter: filterWaiting},
+	{path: "/waiting/handlers", name: "handlers", title: "Waiting", area: "waiting", live: true, data: showHandlers, filter: filterHandlers},
 	{path: "/topics", name: "topics", title: "Topics", area: "topics", live: true, data: showTopics},
 	{path: "/topics/recent", name: "events", title: "Recent events", area: "topics", live: true, data: showRecent, filter: filterRecent},
 	{path: "/dead", name: "dead", title: "Dead letters", area: "dead", data: showDead, filter: filterDead},

@@ -86,7 +86,7 @@ func (o *overview) Tiles(view *view) []tile {
 
 	return []tile{
 		{
-			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/pending"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
+			Count: waiting, Figure: formatNumber(waiting), Name: "waiting", Link: view.Link("/waiting"), Term: "parked", Alert: counts.Parked+counts.Retry+counts.HandlerWaiting > 0,
 			Parts: joinParts(part{counts.Parked, "parked"}, part{counts.Retry, "before a retry"}, part{counts.Blocked, "blocked"}, part{counts.Queued, "queued"}, part{counts.HandlerWaiting, "at handlers"}),
 		},
 		{
@@ -121,12 +121,12 @@ func joinParts(parts ...part) string {
 func (o *overview) AllCounts(view *view) []tile {
 	counts := &o.Counts
 	list := []tile{
-		{Count: counts.Parked, Term: "parked", Link: view.Link("/pending", "reason", "parked")},
-		{Count: counts.Retry, Term: "retry", Link: view.Link("/pending", "reason", "retry")},
-		{Count: counts.Blocked, Term: "blocked", Link: view.Link("/pending", "reason", "blocked")},
-		{Count: counts.Queued, Term: "queued", Link: view.Link("/pending", "reason", "queued")},
-		{Count: counts.HandlerWaiting, Term: "retry", Parts: "messages of handlers", Link: view.Link("/pending/handlers")},
-		{Count: counts.BlockedKeys, Term: "key", Parts: "wait", Link: view.Link("/pending")},
+		{Count: counts.Parked, Term: "parked", Link: view.Link("/waiting", "reason", "parked")},
+		{Count: counts.Retry, Term: "retry", Link: view.Link("/waiting", "reason", "retry")},
+		{Count: counts.Blocked, Term: "blocked", Link: view.Link("/waiting", "reason", "blocked")},
+		{Count: counts.Queued, Term: "queued", Link: view.Link("/waiting", "reason", "queued")},
+		{Count: counts.HandlerWaiting, Term: "retry", Parts: "messages of handlers", Link: view.Link("/waiting/handlers")},
+		{Count: counts.BlockedKeys, Term: "key", Parts: "wait", Link: view.Link("/waiting")},
 		{Count: counts.Dead, Term: "dead letters", Parts: "of the relay", Link: view.Link("/dead")},
 		{Count: counts.HandlerDead, Term: "dead letters", Parts: "of handlers", Link: view.Link("/dead", "source", admin.FromHandler)},
 		{Count: counts.Scheduled, Term: "scheduled", Link: view.Link("/scheduled")},
@@ -147,11 +147,14 @@ func (o *overview) AllCounts(view *view) []tile {
 }
 
 // verdict is the state of one watcher.
-type verdict struct{ Name, Status string }
+type verdict struct {
+	Name, Status string
+	Rates        []int32 // records of the last hour in parts of three minutes, oldest first; nil if they were not read
+}
 
 // newVerdict returns the greatest severity of the problems of a watcher.
 func newVerdict(list []admin.Problem, watcher string) verdict {
-	return verdict{watcher, worstOf(slices.DeleteFunc(slices.Clone(list), func(problem admin.Problem) bool { return problem.Watcher != watcher }))}
+	return verdict{Name: watcher, Status: worstOf(slices.DeleteFunc(slices.Clone(list), func(problem admin.Problem) bool { return problem.Watcher != watcher }))}
 }
 
 // worstOf returns ok, or the greatest severity of the problems.
@@ -185,15 +188,15 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 	card := problemCard{Problem: problem}
 	switch problem.Kind {
 	case problems.TopicUnwritable:
-		card.Link, card.LinkText = view.Link("/pending", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
+		card.Link, card.LinkText = view.Link("/waiting", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
 		// Only a missing topic has the command that creates it.
 		if problem.Command != "" {
 			card.Action, card.ActionText, card.Fields = "topic-create", "Create the topic", []row{{"topic", problem.Object}}
 		}
 	case problems.WaitingStuck:
-		card.Link, card.LinkText = view.Link("/pending"), "Show the waiting events"
+		card.Link, card.LinkText = view.Link("/waiting"), "Show the waiting events"
 	case problems.HandlerRetries:
-		card.Link, card.LinkText = view.Link("/pending/handlers"), "Show the messages"
+		card.Link, card.LinkText = view.Link("/waiting/handlers"), "Show the messages"
 	case problems.DeadLetters:
 		card.Link, card.LinkText = view.Link("/dead"), "Show "+countNoun(problem.Count, "dead letter")
 	case problems.ScheduledOverdue:
@@ -299,9 +302,25 @@ func showOverview(call *call) (any, error) {
 		return shown, nil
 	}
 
-	minutes, err := call.use.Activity.Minutes(call.ctx, shownMinutes)
-	shown.Rates = sumMinutes(minutes, call.v.Now)
-	return shown, err
+	if shown.Rates, err = readRates(call, call.v.Watcher); err != nil {
+		return nil, err
+	}
+	for i := range shown.Watching[:min(len(shown.Watching), shownWatchers)] {
+		if other := &shown.Watching[i]; other.Name != call.v.Watcher {
+			if other.Rates, err = readRates(call, other.Name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return shown, nil
+}
+
+// shownWatchers is the number of watchers with a small chart: each costs a read.
+const shownWatchers = 20
+
+func readRates(call *call, watcher string) ([]int32, error) {
+	minutes, err := call.use.Activity.Minutes(call.ctx, watcher, shownMinutes)
+	return sumMinutes(minutes, call.v.Now), err
 }
 
 // shownMinutes is the time that the small chart of the overview shows.
@@ -349,7 +368,7 @@ const maxMarks = 100
 
 // showHistory serves throughput, lag and latency of the last day, for the charts, with takeovers, pauses and gaps.
 func (p *page) showHistory(response http.ResponseWriter, request *http.Request, call *call) {
-	list, err := call.use.Activity.Minutes(call.ctx, admin.AllMinutes)
+	list, err := call.use.Activity.Minutes(call.ctx, call.v.Watcher, admin.AllMinutes)
 	if err != nil {
 		p.serveProblem(response, request, call, err)
 		return
@@ -378,15 +397,15 @@ func (p *page) showHistory(response http.ResponseWriter, request *http.Request, 
 	_ = json.NewEncoder(response).Encode(shown)
 }
 
-// pending is the data of the page of waiting envelopes.
-type pending struct {
+// waitingList is the data of the page of waiting envelopes.
+type waitingList struct {
 	Topics []admin.WaitingTopic
 	Page   admin.Page[admin.WaitingEnvelope]
 	Failed bool // an event of the list may have failed; the actions are on these
 }
 
-func showPending(call *call) (any, error) {
-	var page pending
+func showWaiting(call *call) (any, error) {
+	var page waitingList
 	var err error
 	if page.Topics, err = call.use.Waiting.Topics(call.ctx); err == nil {
 		page.Page, err = call.use.Waiting.List(call.ctx, call.waitingFilter(), call.pageLimit(), call.value("after"))

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 )
@@ -29,7 +31,7 @@ func TestEachWatcherHasItsVerdict(t *testing.T) {
 	if v.Worst != "warn" || len(v.Problems) != 1 || v.Problems[0].Object != "nodes" {
 		t.Errorf("orders: worst %s, problems %+v", v.Worst, v.Problems)
 	}
-	if want := []verdict{{"orders", "ok"}, {"tried", "fail"}}; !slices.Equal(v.Watching, want) {
+	if want := []verdict{{Name: "orders", Status: "ok"}, {Name: "tried", Status: "fail"}}; !cmp.Equal(v.Watching, want) {
 		t.Errorf("watchers: got %+v, want %+v", v.Watching, want)
 	}
 	if v := newOverview(o, &view{Watcher: "tried"}); v.Worst != "fail" || len(v.Problems) != 2 || v.Problems[0].Detail != "no process runs it" {
@@ -73,7 +75,7 @@ func TestEachProblemIsOneCardWithItsAction(t *testing.T) {
 	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
 	text := strings.Join(strings.Fields(body), " ")
 	for _, want := range []string{
-		"✕ fail", "48 events wait · for 10 min", "It does not exist. Its events wait in order.", "What to do: create it.", `href="/pending?topic=invoices">Show 48 events</a>`,
+		"✕ fail", "48 events wait · for 10 min", "It does not exist. Its events wait in order.", "What to do: create it.", `href="/waiting?topic=invoices">Show 48 events</a>`,
 		`name="problem" value="lost-1"`, `name="slot" value="1of2"`, `action="/confirm/resume"`,
 	} {
 		if !strings.Contains(text, want) {
@@ -247,8 +249,8 @@ func TestTilesAgreeWithTheCards(t *testing.T) {
 // busyDesk is a desk whose watcher sends two records per second.
 type busyDesk struct{ deskActivity }
 
-func (busyDesk) Minutes(context.Context, int) ([]admin.Minute, error) {
-	return []admin.Minute{{At: time.Now().Add(-time.Minute), Rate: 2}}, nil
+func (busyDesk) Minutes(_ context.Context, watcher string, _ int) ([]admin.Minute, error) {
+	return []admin.Minute{{At: time.Now().Add(-time.Minute), Rate: map[string]float64{"orders": 2, "stock": 3}[watcher]}}, nil
 }
 
 // A refresh renders the small chart of the last hour again: an element that htmx preserves would keep the first one.
@@ -266,5 +268,30 @@ func TestARefreshRendersTheSmallChart(t *testing.T) {
 		if !strings.Contains(body, "120 records in the last 60 minutes") || strings.Contains(body, `id="spark-rate"`) {
 			t.Errorf("with headers %v, the overview lacks its small chart, or preserves it", header)
 		}
+	}
+}
+
+// twoWatchers is a desk whose state database has the watchers orders and stock.
+type twoWatchers struct{ *desk }
+
+func (twoWatchers) Overview(context.Context) (admin.Overview, error) {
+	return admin.Overview{Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live"}, {Name: "stock", Slot: "0of1", State: "live"}}}, nil
+}
+
+// Each other watcher of the state database has its own small chart beside its verdict.
+func TestEachOtherWatcherHasASmallChart(t *testing.T) {
+	t.Parallel()
+	desk := &desk{text: "x"}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		use := desk.useCases()
+		use.Operator, use.Activity = twoWatchers{desk}, busyDesk{deskActivity{desk}}
+		return use
+	}})
+
+	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
+	_, others, found := strings.Cut(body, `class="watchers"`)
+	others, _, _ = strings.Cut(others, "</p>")
+	if !found || !strings.Contains(others, "stock") || !strings.Contains(others, "180 records in the last 60 minutes") || strings.Contains(others, "120 records") {
+		t.Errorf("the other watcher has no chart of its own:\n%s", others)
 	}
 }

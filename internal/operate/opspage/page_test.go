@@ -142,7 +142,7 @@ func (d *desk) Acknowledge(context.Context, string) error {
 	return d.err
 }
 
-func (d deskActivity) Minutes(context.Context, int) ([]admin.Minute, error) {
+func (d deskActivity) Minutes(context.Context, string, int) ([]admin.Minute, error) {
 	return result[[]admin.Minute](d.desk)
 }
 
@@ -368,7 +368,7 @@ func sendRequest(t *testing.T, h http.Handler, who *caller, method, target strin
 func allAddresses() []string {
 	x := url.QueryEscape(hostile)
 	return []string{
-		"/", "/strip", "/pending/handlers?group=" + x + "&key=" + x, "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
+		"/", "/strip", "/waiting/handlers?group=" + x + "&key=" + x, "/waiting?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
 		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/lookup?conversation=" + x, "/topics", "/topics/recent?topic=" + x, "/nodes", "/nodes/node?node=" + x, "/log/entry?id=" + x, "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
 		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/groups", "/groups?group=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
 	}
@@ -689,7 +689,7 @@ func TestErrorStates(t *testing.T) {
 		{admin.ErrInUse, http.StatusConflict},
 	} {
 		h := newSite(&desk{err: c.err})
-		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1", "/nodes/node?node=n", "/log/entry?id=1"} {
+		for _, at := range []string{"/", "/waiting", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1", "/nodes/node?node=n", "/log/entry?id=1"} {
 			r, body := sendRequest(t, h, &operator, "GET", at, nil)
 			if r.StatusCode != c.status || !strings.Contains(body, `role="alert"`) || !strings.Contains(body, c.err.Error()) || !strings.Contains(body, "Try again") {
 				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
@@ -714,11 +714,11 @@ func TestEmptyStates(t *testing.T) {
 	}})
 
 	for at, want := range map[string]string{
-		"/": "has never run", "/pending": "Nothing waits", "/pending/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/": "has never run", "/waiting": "Nothing waits", "/waiting/handlers": "No handler retries a message", "/dead": "Events that cannot be sent or handled appear here", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing was found", "/nodes": "No node has sent a heartbeat", "/log": "The audit log has no entry. The start of a node adds one", "/log?kind=paused": "No entry matches", "/scheduled": "No event is scheduled", "/groups": "No consumer group reads a topic", "/sagas": "contains sagas", "/sagas?database=d&saga=s": "A message that begins one adds it", "/inbox": "contains an inbox", "/control": "has never run",
 		"/nodes/node?node=x": "No node x has sent a heartbeat", "/log/entry?id=x": "The audit log has no entry x", "/inbox?database=d": "stores one with the first message",
 		"/topics": "The first event of a topic adds it", "/topics/recent": "An event appears here as soon as Kafka has acknowledged it", "/topics/recent?topic=x": "for this topic",
-		"/pending?watcher=other": "Nothing waits", "/pending?topic=x": "No waiting event matches",
+		"/waiting?watcher=other": "Nothing waits", "/waiting?topic=x": "No waiting event matches",
 	} {
 		if r, body := sendRequest(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
@@ -810,7 +810,7 @@ func TestFragmentsAndFiles(t *testing.T) {
 	t.Parallel()
 
 	h := newSite(&desk{text: "x"})
-	for _, at := range []string{"/", "/pending", "/pending/handlers", "/nodes", "/control", "/strip"} {
+	for _, at := range []string{"/", "/waiting", "/waiting/handlers", "/nodes", "/control", "/strip"} {
 		if _, body := sendRequest(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
 			t.Errorf("%s: %.200s", at, body)
 		}
@@ -910,7 +910,7 @@ func TestFirstRunHasNoErrors(t *testing.T) {
 	t.Parallel()
 	site := newSite(&desk{err: fmt.Errorf("watcher orders: %w", admin.ErrNoCollections)})
 	for at, want := range map[string]string{
-		"/dead": "Events that cannot be sent or handled appear here", "/pending": "Nothing waits", "/scheduled": "No event is scheduled", "/lookup?q=1": "Nothing was found",
+		"/dead": "Events that cannot be sent or handled appear here", "/waiting": "Nothing waits", "/scheduled": "No event is scheduled", "/lookup?q=1": "Nothing was found",
 	} {
 		if response, body := sendRequest(t, site, &operator, "GET", at, nil); response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: status %d without %q", at, response.StatusCode, want)
@@ -962,7 +962,7 @@ func TestTheCauseHasOneHeading(t *testing.T) {
 	cell := regexp.MustCompile(`data-label="([^"]*)">(?:{{with .Target}})?{{template "end" (?:\(or )?\.(?:Reason|Why)\b`)
 	found := 0
 
-	for _, name := range []string{"dead", "groups", "handlers", "letter", "parts", "pending", "topics"} {
+	for _, name := range []string{"dead", "groups", "handlers", "letter", "parts", "waiting", "topics"} {
 		text, err := files.ReadFile("templates/" + name + ".html")
 		if err != nil {
 			t.Fatal(err)
@@ -1044,7 +1044,7 @@ func TestActionsOnMessagesOfHandlers(t *testing.T) {
 	if f := d.messages; f.Group != "billing" || f.Handler != "charge" || !slices.Equal(f.IDs, form["pick"]) || f.All || !slices.Equal(d.did, []string{"handler-retry"}) {
 		t.Errorf("by %+v, did %v", f, d.did)
 	}
-	if at := response.Header.Get("Location"); !strings.HasPrefix(at, "/pending/handlers?done=") {
+	if at := response.Header.Get("Location"); !strings.HasPrefix(at, "/waiting/handlers?done=") {
 		t.Errorf("back at %s", at)
 	}
 

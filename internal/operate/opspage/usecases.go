@@ -70,7 +70,7 @@ type nodeUseCases interface {
 }
 
 type activityUseCases interface {
-	Minutes(ctx context.Context, newest int) ([]admin.Minute, error)
+	Minutes(ctx context.Context, watcher string, newest int) ([]admin.Minute, error)
 	Topics(ctx context.Context) (admin.TopicList, error)
 	Recent(ctx context.Context, topic string) (admin.RecentEvents, error)
 	CreateTopic(ctx context.Context, order admin.TopicOrder) (admin.TopicCreated, error)

@@ -48,28 +48,13 @@ func CountOpen(ctx context.Context, coll *mongo.Collection, watcher string) (n i
 	return n, oldest, err
 }
 
-// CountOutboxes returns the numbers of the letters that match query by their outboxes.
-func CountOutboxes(ctx context.Context, coll *mongo.Collection, query Query) (map[string]int64, error) {
-	counts, _, err := countValues(ctx, coll, query, "ns", 0)
-	return counts, err
-}
-
 // CountTopics counts the letters that are not requeued by their topics; the topic of an invalid envelope is "". It reads at
 // most limit letters, and reports whether there were more.
 func CountTopics(
 	ctx context.Context, coll *mongo.Collection, watcher string, limit int64,
 ) (counts map[string]int64, more bool, err error) {
-	return countValues(ctx, coll, Query{Watcher: watcher, RequeueStatus: NotRequeued}, "topic", limit)
-}
-
-// countValues counts the letters that match query by the text in a field. A limit of 0 is none.
-func countValues(
-	ctx context.Context, coll *mongo.Collection, query Query, field string, limit int64,
-) (counts map[string]int64, more bool, err error) {
-	if limit == 0 {
-		limit = 1<<63 - 1
-	}
-	counts, err = mongodb.CountValues(ctx, mongodb.Majority(coll), query.mongoFilter(), field, limit)
+	query := Query{Watcher: watcher, RequeueStatus: NotRequeued}
+	counts, err = mongodb.CountValues(ctx, mongodb.Majority(coll), query.mongoFilter(), "topic", limit)
 	var read int64
 	for _, n := range counts {
 		read += n
