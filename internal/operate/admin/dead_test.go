@@ -386,9 +386,10 @@ func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
 	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
 		t.Errorf("Count() = %d, %v, want 1 letter", n, err)
 	}
+	f.wait(f.newWaiting(f.a, "w", "retry", "k", 30, "orders"))
 	groups, err := f.op.Waiting().Summary(t.Context(), "")
 	if err != nil || len(groups) != 1 || groups[0].Count != 1 {
-		t.Errorf("Summary() = %+v, %v, want one group with 1 letter", groups, err)
+		t.Errorf("Summary() = %+v, %v, want one group with 1 envelope", groups, err)
 	}
 }
 
