@@ -121,7 +121,7 @@ func (q queries) asOperator(op admin.Operator) {
 		runQuery(q, "removal of a node", func() (any, error) { return op.Nodes().PlanRemoval(ctx, node, admin.EvenIfAlive) })
 	}
 	runQuery(q, "slots", func() (any, error) { return op.Lease().Slots(ctx) })
-	runQuery(q, "minutes", func() (any, error) { return op.Activity().Minutes(ctx, admin.AllMinutes) })
+	runQuery(q, "minutes", func() (any, error) { return op.Activity().Minutes(ctx, op.Watcher, admin.AllMinutes) })
 	runQuery(q, "topics", func() (any, error) { return op.Activity().Topics(ctx) })
 	runQuery(q, "recent", func() (any, error) { return op.Activity().Recent(ctx, "x") })
 	runQuery(q, "replays", func() (any, error) { return op.Replays().List(ctx, 10) })
