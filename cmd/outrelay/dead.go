@@ -37,8 +37,8 @@ letters of both; --source relay or --source handler restricts them.`,
 // deadFilter holds the flags that select dead letters.
 type deadFilter struct{ admin.DeadFilter }
 
-// addDeadFilterFlags adds the flags that select dead letters. A command that changes them also gets --all.
-func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
+// addDeadFilterFlags adds the flags that select dead letters.
+func addDeadFilterFlags(cmd *cobra.Command) *deadFilter {
 	filter := &deadFilter{}
 	addCollectionFlag(cmd, &filter.Collection)
 
@@ -55,11 +55,12 @@ func addDeadFilterFlags(cmd *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&filter.Fingerprint, "fingerprint", "", "only of the group with this `fingerprint`, as dead summary lists it")
 	addSourceFlags(cmd, &filter.Source, &filter.Group, &filter.Handler)
 	flags.BoolVar(&filter.Archived, "archived", false, "the discarded dead letters in the archive, in place of the others")
-
-	if changes {
-		flags.BoolVar(&filter.All, "all", false, "all dead letters; required without another condition")
-	}
 	return filter
+}
+
+// addAllFlag adds --all, for commands that change dead letters.
+func (f *deadFilter) addAllFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.All, "all", false, "all dead letters; required without another condition")
 }
 
 // addSourceFlags adds the flags that select letters by who gave up.
@@ -87,7 +88,7 @@ func newDeadListCommand(program *program) *cobra.Command {
 		Short: "List dead letters, the latest first, without their payloads",
 	}
 
-	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
+	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd)
 	filter.addStateFlag(cmd)
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "dead letters")
 
@@ -159,7 +160,7 @@ ids and quoted texts. The fingerprint of a group selects its letters in the othe
 outrelay dead requeue --fingerprint 5f0c….`,
 	}
 
-	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd, false)
+	action, filter := program.addReadFlags(cmd), addDeadFilterFlags(cmd)
 	// Grouping reads all letters that match.
 	action.limit = 0
 	filter.addStateFlag(cmd)
@@ -209,7 +210,7 @@ func newDeadShowCommand(program *program) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref.ID = args[0]
 		return show(cmd.Context(), action, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
-			return op.Letters().Show(ctx, *ref, payload)
+			return op.Letters().Show(ctx, *ref, admin.Detail(payload))
 		}, writeDeadLetter)
 	}
 	return cmd
@@ -235,7 +236,8 @@ A letter that cannot be sent without a change stays and is listed: edit it. In t
 code is 1.`,
 	}
 
-	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
+	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd)
+	filter.addAllFlag(cmd)
 	addToFlag(cmd, &options)
 	cmd.Flags().StringVar(&options.Topic, "to-topic", "",
 		"of letters of the relay: the only `topic` that gets the events; default: the topics that the routing chooses")
@@ -367,7 +369,8 @@ Until then outrelay dead list --archived lists them, and outrelay dead requeue -
 back. With --archived, remove letters in the archive for good.`,
 	}
 
-	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd, true)
+	action, filter := program.addChangeFlags(cmd), addDeadFilterFlags(cmd)
+	filter.addAllFlag(cmd)
 	filter.addStateFlag(cmd)
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
 		filter.IDs = ids
@@ -382,7 +385,7 @@ back. With --archived, remove letters in the archive for good.`,
 		}
 
 		bar := action.startProgress("discarding", n)
-		got, err := op.Letters().Discard(ctx, filter.DeadFilter, action.dryRun, bar.setDone)
+		got, err := op.Letters().Discard(ctx, filter.DeadFilter, admin.Effect(action.dryRun), bar.setDone)
 		bar.clear()
 		if err == nil {
 			err = filter.checkFound(ctx, op, got.Matched)

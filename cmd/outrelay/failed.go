@@ -79,7 +79,7 @@ func newFailedResetCommand(program *program) *cobra.Command {
 		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
 another reason, or that were sent in the meantime, are left alone.`,
 	}
-	return program.newFailedAction(cmd, "reset", true)
+	return program.newFailedAction(cmd, "reset", admin.ResetAttempts)
 }
 
 func newFailedRetryCommand(program *program) *cobra.Command {
@@ -87,12 +87,12 @@ func newFailedRetryCommand(program *program) *cobra.Command {
 		Use:   "retry [ID...]",
 		Short: "Retry failed envelopes now; their attempts still count",
 	}
-	return program.newFailedAction(cmd, "retried", false)
+	return program.newFailedAction(cmd, "retried", admin.KeepAttempts)
 }
 
 // newFailedAction makes cmd count the failed envelopes, ask for confirmation and act on them. done is the
 // past participle for the output.
-func (p *program) newFailedAction(cmd *cobra.Command, done string, reset bool) *cobra.Command {
+func (p *program) newFailedAction(cmd *cobra.Command, done string, attempts admin.Attempts) *cobra.Command {
 	var filter admin.WaitingFilter
 	action := p.addChangeFlags(cmd)
 	addWaitingFlags(cmd, &filter)
@@ -105,7 +105,7 @@ func (p *program) newFailedAction(cmd *cobra.Command, done string, reset bool) *
 		}
 		// The first call only counts, so that the question can name the number.
 		got, err := actConfirmed(ctx, action, func(dryRun bool) (admin.FailedOutcome, error) {
-			return operator.Waiting().Retry(ctx, filter, reset, dryRun)
+			return operator.Waiting().Retry(ctx, filter, attempts, admin.Effect(dryRun))
 		}, func(found admin.FailedOutcome) string {
 			if found.Failed == 0 {
 				return ""

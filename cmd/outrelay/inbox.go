@@ -176,7 +176,7 @@ without --force: use it only for a process that has stopped for certain.`,
 		}
 
 		out, err := actConfirmed(ctx, action, func(dryRun bool) (admin.InboxReleased, error) {
-			return op.Inboxes().Release(ctx, database, collection, force, dryRun)
+			return op.Inboxes().Release(ctx, database, collection, force, admin.Effect(dryRun))
 		}, func(found admin.InboxReleased) string {
 			if found.Matched == 0 {
 				return ""

@@ -173,7 +173,7 @@ rejected, because its next heartbeat would list it again.`,
 	cmd.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, args []string) error {
 		// After the removal, nothing connects the slots with the node.
-		slots, err := op.Nodes().PlanRemoval(ctx, args[0], force)
+		slots, err := op.Nodes().PlanRemoval(ctx, args[0], admin.Removable(force))
 		if err != nil {
 			return err
 		}
@@ -182,7 +182,7 @@ rejected, because its next heartbeat would list it again.`,
 			if err := action.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
 				return err
 			}
-			if err := op.Nodes().Remove(ctx, args[0], force); err != nil {
+			if err := op.Nodes().Remove(ctx, args[0], admin.Removable(force)); err != nil {
 				return err
 			}
 		}

@@ -138,7 +138,7 @@ that follow an earlier message of their key are tried after it.`,
 			return err
 		}
 		got, err := actConfirmed(ctx, a.action, func(dryRun bool) (admin.HandlerRetried, error) {
-			return op.HandlerWaiting().Retry(ctx, *a.filter, dryRun)
+			return op.HandlerWaiting().Retry(ctx, *a.filter, admin.Effect(dryRun))
 		}, func(found admin.HandlerRetried) string {
 			if found.Retried == 0 {
 				return ""
@@ -181,7 +181,7 @@ letters can be requeued: see outrelay dead --source handler.`,
 			return err
 		}
 		got, err := actConfirmed(ctx, a.action, func(dryRun bool) (admin.HandlerDiscarded, error) {
-			return op.HandlerWaiting().Discard(ctx, *a.filter, dryRun)
+			return op.HandlerWaiting().Discard(ctx, *a.filter, admin.Effect(dryRun))
 		}, func(found admin.HandlerDiscarded) string {
 			if found.Matched == 0 {
 				return ""

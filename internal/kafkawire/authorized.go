@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/createtopics"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 )
 
@@ -70,7 +71,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 // ValidateTopic returns an error if this user could not create the topic with these options. It
 // creates nothing.
 func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate) error {
-	rejected, err := c.createTopics(ctx, []string{name}, how, true)
+	rejected, err := c.createTopics(ctx, []string{name}, how, createtopics.Request{ValidateOnly: true})
 	if err == nil {
 		err = rejected[name]
 	}

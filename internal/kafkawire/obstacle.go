@@ -18,14 +18,13 @@ const (
 // obstacle.
 type Obstacle struct{ Kind, Text string }
 
-// ExplainTopic explains a topic's error code in metadata or in a response, with the fix. creates means that missing topics are created
-// automatically. It returns no obstacle for a nil error.
-func ExplainTopic(topic string, err error, creates bool) Obstacle {
+// ExplainTopic explains a topic's error code in metadata or in a response, with the fix. It returns no obstacle for a nil error.
+func ExplainTopic(topic string, err error) Obstacle {
 	if err == nil {
 		return Obstacle{}
 	}
 
-	obstacle := explainTopic(topic, err, creates)
+	obstacle := explainTopic(topic, err)
 	// Kafka's own words are often the only reason: which name collides, or which policy rejects the topic.
 	if words := wordsOf(err); words != "" {
 		obstacle.Text += "; Kafka: " + words
@@ -34,7 +33,7 @@ func ExplainTopic(topic string, err error, creates bool) Obstacle {
 }
 
 // explainTopic is ExplainTopic without the words of Kafka.
-func explainTopic(topic string, err error, creates bool) Obstacle {
+func explainTopic(topic string, err error) Obstacle {
 	code, ok := errors.AsType[Code](err)
 	if !ok {
 		return Obstacle{TopicUnreachable, fmt.Sprintf("topic %q cannot be looked up: %v", topic, err)}
@@ -42,9 +41,6 @@ func explainTopic(topic string, err error, creates bool) Obstacle {
 
 	switch code {
 	case UnknownTopicOrPartition:
-		if creates {
-			return Obstacle{TopicMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", topic)}
-		}
 		return Obstacle{TopicMissing, fmt.Sprintf("topic %q does not exist; create it, or set topics.create", topic)}
 
 	case TopicAuthorizationFailed:

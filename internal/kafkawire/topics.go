@@ -121,7 +121,7 @@ func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) 
 // CreateTopics creates topics with one request. The result has the error of each topic that cannot be created. A topic that
 // exists already is no error.
 func (c *Client) CreateTopics(ctx context.Context, names []string, how TopicCreate) (map[string]error, error) {
-	rejected, err := c.createTopics(ctx, names, how, false)
+	rejected, err := c.createTopics(ctx, names, how, createtopics.Request{})
 	if err != nil {
 		return nil, fmt.Errorf("creating topics: %w", err)
 	}
@@ -131,12 +131,12 @@ func (c *Client) CreateTopics(ctx context.Context, names []string, how TopicCrea
 	return rejected, nil
 }
 
-// createTopics creates topics. With validateOnly it only checks whether they could be created.
+// createTopics creates topics with req, to which it adds them.
 func (c *Client) createTopics(
-	ctx context.Context, names []string, how TopicCreate, validateOnly bool,
+	ctx context.Context, names []string, how TopicCreate, req createtopics.Request,
 ) (rejected map[string]error, err error) {
 	timeout := timeoutFor(adminTimeout, len(names))
-	req := &createtopics.Request{TimeoutMs: int32(timeout.Milliseconds()), ValidateOnly: validateOnly}
+	req.TimeoutMs = int32(timeout.Milliseconds())
 	for _, name := range names {
 		// With -1, the broker's defaults apply.
 		topic := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
@@ -152,7 +152,7 @@ func (c *Client) createTopics(
 		req.Topics = append(req.Topics, topic)
 	}
 
-	message, err := c.callAny(ctx, timeout, req)
+	message, err := c.callAny(ctx, timeout, &req)
 	if err != nil {
 		return nil, err
 	}

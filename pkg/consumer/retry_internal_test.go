@@ -217,42 +217,42 @@ func TestASuspensionEndsWithASuccess(t *testing.T) {
 		t.Fatal("three keys failed in a row, and the handler is not suspended")
 	}
 	now := time.Now()
-	if p := s.mayStart(now, false); p.ok || p.wait < 40*time.Minute {
+	if p := s.mayStart(now); p.ok || p.wait < 40*time.Minute {
 		t.Errorf("a suspended handler: got %+v", p)
 	}
 
 	// One probe at a time. A probe that fails doubles the wait.
 	later := now.Add(time.Hour + time.Second)
-	probe := s.mayStart(later, false)
-	if !probe.ok || probe.probe == 0 || s.mayStart(later, false).ok {
+	probe := s.mayStart(later)
+	if !probe.ok || probe.probe == 0 || s.mayStart(later).ok {
 		t.Fatalf("a probe: got %+v, and a second one at the same time", probe)
 	}
 	fail("d")
 	if s.isProbe(probe.probe) {
 		t.Error("a probe that failed still runs")
 	}
-	if p := s.mayStart(now, false); p.ok || p.wait < 90*time.Minute {
+	if p := s.mayStart(now); p.ok || p.wait < 90*time.Minute {
 		t.Errorf("after a failed probe: got %+v", p)
 	}
 
 	// A probe without an outcome lets the next one begin.
 	later = now.Add(3 * time.Hour)
-	probe = s.mayStart(later, false)
+	probe = s.mayStart(later)
 	s.endProbe(probe.probe)
-	if probe = s.mayStart(later, false); !probe.ok || !s.noteSuccess() || !s.mayStart(now, false).ok {
+	if probe = s.mayStart(later); !probe.ok || !s.noteSuccess() || !s.mayStart(now).ok {
 		t.Error("a successful probe did not end the suspension")
 	}
 
 	// Other successes do not shorten a suspension that the handler requested.
 	s.suspendFor(time.Hour)
-	if s.noteSuccess() || s.mayStart(time.Now(), false).ok {
+	if s.noteSuccess() || s.mayStart(time.Now()).ok {
 		t.Error("a success ended a suspension that the handler requested")
 	}
 	s.suspendFor(untilResumed)
-	if s.mayStart(now.Add(1000*time.Hour), false).ok {
+	if s.mayStart(now.Add(1000 * time.Hour)).ok {
 		t.Error("a suspension until Resume ended without it")
 	}
-	if s.resume(); !s.mayStart(now, false).ok {
+	if s.resume(); !s.mayStart(now).ok {
 		t.Error("Resume did not end the suspension")
 	}
 }
@@ -266,7 +266,7 @@ func TestAHandlerInDoubtLetsNewMessagesDecide(t *testing.T) {
 	var s suspension
 	s.beginInDoubt()
 	now := time.Now()
-	if s.isSuspended() || s.mayStart(now, true).ok {
+	if s.isSuspended() || s.mayRetry(now).ok {
 		t.Error("a retry was the first probe, or the handler shows as suspended before a new message failed")
 	}
 
@@ -277,25 +277,25 @@ func TestAHandlerInDoubtLetsNewMessagesDecide(t *testing.T) {
 
 	// A retry gets its turn if no message arrives. Its failure changes nothing.
 	later := now.Add(headStart + time.Second)
-	if p := s.mayStart(later, true); p.probe == 0 || s.mayStart(later, false).ok {
+	if p := s.mayRetry(later); p.probe == 0 || s.mayStart(later).ok {
 		t.Fatalf("a retry without a new message: got %+v, and a second attempt at the same time", p)
 	}
 	if _, began := s.noteFailure(queue, true, &r); began || s.isSuspended() {
 		t.Error("a retry suspended the handler")
 	}
 
-	if p := s.mayStart(now, false); p.probe == 0 {
+	if p := s.mayStart(now); p.probe == 0 {
 		t.Fatalf("a new message: got %+v", p)
 	}
 	if _, began := s.noteFailure(queue, false, &r); !began || !s.isSuspended() {
 		t.Error("a new message failed, and the handler is not suspended")
 	}
-	if p := s.mayStart(now, false); p.ok || p.wait < 40*time.Minute || s.prefersRetries() {
+	if p := s.mayStart(now); p.ok || p.wait < 40*time.Minute || s.prefersRetries() {
 		t.Errorf("after the failure of a new message: got %+v, want a wait for the next new one", p)
 	}
 
 	later = now.Add(time.Hour + time.Second)
-	if p := s.mayStart(later, false); p.probe == 0 || !s.noteSuccess() || s.probesOnly() {
+	if p := s.mayStart(later); p.probe == 0 || !s.noteSuccess() || s.probesOnly() {
 		t.Errorf("the success of a new message did not end doubt and suspension: %+v", p)
 	}
 }

@@ -73,8 +73,8 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 			r.c.health.note(healthOutage, nil)
 		}
 	}
-	session.outage.report = func(began bool, err *outageError) {
-		r.c.measureStop("database", began)
+	session.outage.report = func(err *outageError) {
+		r.c.measureStop("database", !err.Over)
 		r.report(err)
 	}
 	r.c.currentSession.Store(session)

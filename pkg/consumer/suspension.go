@@ -125,18 +125,28 @@ func (s *suspension) prefersRetries() bool {
 	return !s.inDoubt && s.isSuspendedLocked()
 }
 
-// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe. wasAside means that the
-// message is set aside.
-func (s *suspension) mayStart(now time.Time, wasAside bool) permit {
+// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe.
+func (s *suspension) mayStart(now time.Time) permit {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.startLocked(now, s.until)
+}
 
+// mayRetry is mayStart for a message that is set aside.
+func (s *suspension) mayRetry(now time.Time) permit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.until
+	if s.inDoubt && s.retryAt.After(from) {
+		from = s.retryAt
+	}
+	return s.startLocked(now, from)
+}
+
+// startLocked is mayStart with the time from which a suspended handler may probe.
+func (s *suspension) startLocked(now, from time.Time) permit {
 	if s.changed == nil {
 		s.changed = make(chan struct{})
-	}
-	from := s.until
-	if s.inDoubt && wasAside && s.retryAt.After(from) {
-		from = s.retryAt
 	}
 	permit := permit{changed: s.changed}
 	switch {

@@ -152,7 +152,7 @@ func (t *track) takeTurn(task task) (turn, int) {
 		if !aside {
 			continue
 		}
-		switch stored, full := t.setAside(task, 0, false); {
+		switch stored, full := t.setAside(task, asideTerms{}); {
 		case full:
 			t.waitYielding(roomPoll)
 		case stored:
@@ -181,7 +181,7 @@ func (t *track) mayStart() permit {
 			return permit{wait: roomPoll}
 		}
 	}
-	return t.reg.suspension.mayStart(now, false)
+	return t.reg.suspension.mayStart(now)
 }
 
 // holdsUpOthers reports whether the message has other handlers, and all of them have finished it.
@@ -214,10 +214,16 @@ func (t *track) waitForChange(permit permit) {
 	})
 }
 
-// setAside sets the message of current aside, with its failed attempts if it has any. It is due after wait. full reports that the
+// asideTerms are the terms on which a message is set aside.
+type asideTerms struct {
+	wait      time.Duration // the message is due after it
+	unordered bool          // later messages of its key need not wait for it
+}
+
+// setAside sets the message of current aside, with its failed attempts if it has any. full reports that the
 // message has to wait in its lane, because no more messages may be set aside or the record is too large. stored is false
 // if the track was interrupted.
-func (t *track) setAside(current task, wait time.Duration, unordered bool) (stored, full bool) {
+func (t *track) setAside(current task, terms asideTerms) (stored, full bool) {
 	room := t.room()
 	if room.isFull() {
 		return false, true
@@ -238,12 +244,12 @@ func (t *track) setAside(current task, wait time.Duration, unordered bool) (stor
 	}
 
 	// Without a failed attempt the message is due as soon as its queue has no earlier one.
-	message := t.newWaiting(current, generation, unordered)
+	message := t.newWaiting(current, generation, terms.unordered)
 	queue := room.beginAdd(queueKey{t.p.tp, message.Queue})
-	defer func() { room.endAdd(queue, time.Now().Add(wait)) }()
+	defer func() { room.endAdd(queue, time.Now().Add(terms.wait)) }()
 
 	ended := t.repeatStep("set a message aside", func() error {
-		err := t.storeWaiting(current, message, wait)
+		err := t.storeWaiting(current, message, terms.wait)
 		if full = errors.Is(err, setaside.ErrTooLarge); full || err == nil {
 			return nil
 		}

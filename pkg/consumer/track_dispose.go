@@ -68,7 +68,7 @@ func (t *track) waitElsewhere(task task, verdict verdict) (done, again bool) {
 	}
 
 	if verdict.Action != actWait && t.room() != nil {
-		if stored, full := t.setAside(task, delay, verdict.Unordered); !full {
+		if stored, full := t.setAside(task, asideTerms{wait: delay, unordered: verdict.Unordered}); !full {
 			return stored, false
 		}
 	}

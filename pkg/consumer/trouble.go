@@ -161,7 +161,7 @@ type outage struct {
 	since      time.Time
 	over       chan struct{} // closed at the end of the current outage
 	noteLocked func(on bool)
-	report     func(on bool, err *outageError) // called without a lock
+	report     func(err *outageError) // called without a lock
 }
 
 // addLane counts one more lane. The first lane starts the outage, with err as its cause. addLane then returns a function that
@@ -174,7 +174,7 @@ func (o *outage) addLane(err error) (report func()) {
 	}
 	o.over, o.since = make(chan struct{}), time.Now()
 	o.noteLocked(true)
-	return func() { o.report(true, &outageError{Err: err}) }
+	return func() { o.report(&outageError{Err: err}) }
 }
 
 // removeLane counts one lane less. The last lane ends the outage. removeLane then returns a function as addLane does.
@@ -187,7 +187,7 @@ func (o *outage) removeLane() (report func()) {
 	close(o.over)
 	o.noteLocked(false)
 	took := time.Since(o.since)
-	return func() { o.report(false, &outageError{Over: true, Took: took}) }
+	return func() { o.report(&outageError{Over: true, Took: took}) }
 }
 
 // isOn reports whether there is an outage.

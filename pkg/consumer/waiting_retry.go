@@ -71,7 +71,7 @@ func (r *waitingRoom) takeDueQueue(now time.Time) (queue *waitingQueue, probe in
 	if due := r.scheduled[0].due; due.After(now) {
 		return nil, 0, permit{wait: due.Sub(now)}
 	}
-	allowed := r.reg.suspension.mayStart(now, true)
+	allowed := r.reg.suspension.mayRetry(now)
 	if !allowed.ok {
 		return nil, 0, allowed
 	}

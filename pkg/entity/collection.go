@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/service/entities"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
 // Collection stores entities of type T in a collection, in the transaction of the context. Without
@@ -41,7 +42,11 @@ func New[T any, I ID](coll *mongo.Collection, id func(*T) *I, opts ...Option) (*
 	// internal/lab/memory replaces the storage in unit tests.
 	docs := cfg.storage.Documents
 	if docs == nil {
-		docs = onMongo(coll, cfg.plain)
+		var opts []guard.Option
+		if cfg.plain {
+			opts = append(opts, guard.WithoutTransaction())
+		}
+		docs = onMongo(coll, opts...)
 	}
 	collection := &Collection[T, I]{config: cfg, docs: docs, id: id}
 	if cfg.version != nil {

@@ -22,13 +22,8 @@ type mongoDocuments struct {
 	sagas  sagaCheck
 }
 
-// onMongo returns documents in the collection coll. With plain, calls without a transaction are
-// allowed. It does no I/O.
-func onMongo(coll *mongo.Collection, plain bool) entities.Documents {
-	var opts []guard.Option
-	if plain {
-		opts = append(opts, guard.WithoutTransaction())
-	}
+// onMongo returns documents in the collection coll. It does no I/O.
+func onMongo(coll *mongo.Collection, opts ...guard.Option) entities.Documents {
 	return &mongoDocuments{
 		name: coll.Name(), coll: guard.NewCollection(coll, opts...), client: coll.Database().Client(), sagas: sagaCheck{coll: coll},
 	}

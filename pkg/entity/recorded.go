@@ -56,7 +56,7 @@ func NewRecorded[T any, I ID](
 	}
 	deleted := collection.storage.Deleted
 	if deleted == nil {
-		deleted = onMongo(deletedCollection(coll), false)
+		deleted = onMongo(deletedCollection(coll))
 	}
 
 	var errs []error
@@ -246,7 +246,8 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, verb verb, ts []T) (
 	}
 
 	// An entity that exists cannot be among the deleted ones.
-	deleted, err := r.storedVersions(ctx, r.deleted, filterKeys(keys, existing, false))
+	_, missing := splitKeys(keys, existing)
+	deleted, err := r.storedVersions(ctx, r.deleted, missing)
 	if err != nil {
 		return nil, err
 	}
@@ -283,7 +284,8 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, verb verb, ts []T) (
 	if err := r.append(ctx, events...); err != nil {
 		return nil, err
 	}
-	if err := r.putDocuments(ctx, docs, filterKeys(keys, deleted, true)); err != nil {
+	revived, _ := splitKeys(keys, deleted)
+	if err := r.putDocuments(ctx, docs, revived); err != nil {
 		// The events are in the outbox already, so the transaction must not commit.
 		r.entities.docs.RollbackOnly(ctx, err)
 		return nil, err
@@ -353,13 +355,14 @@ func (r *Recorded[T, I]) removeEntities(
 
 var emptyDocument = bson.Raw{5, 0, 0, 0, 0}
 
-// filterKeys returns the keys that versions contains, or with have = false the keys that it does not
-// contain.
-func filterKeys(keys []bson.RawValue, versions map[string]int64, have bool) (out []bson.RawValue) {
+// splitKeys returns the keys that versions contains, and the others.
+func splitKeys(keys []bson.RawValue, versions map[string]int64) (found, missing []bson.RawValue) {
 	for _, k := range keys {
-		if _, ok := versions[mapKey(k)]; ok == have {
-			out = append(out, k)
+		if _, ok := versions[mapKey(k)]; ok {
+			found = append(found, k)
+		} else {
+			missing = append(missing, k)
 		}
 	}
-	return out
+	return found, missing
 }

@@ -10,18 +10,19 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/memory"
 	"github.com/outrelay/outrelay/internal/service/entities"
 	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
 func TestMongoKeepsTheContract(t *testing.T) {
 	t.Parallel()
 	entitytest.Run(t, func(t *testing.T) entitytest.Fixture {
 		w := setup(t)
-		on := func(name string, plain bool) entities.Documents {
-			return entity.OnMongo(w.db.Collection(name), plain)
+		on := func(name string, opts ...guard.Option) entities.Documents {
+			return entity.OnMongo(w.db.Collection(name), opts...)
 		}
 		view := entity.OnMongoView(w.db.Collection("view"), "version")
 		return entitytest.Fixture{
-			Docs: on("things", false), Gone: on("things_deleted", false), Plain: on("things", true), View: view,
+			Docs: on("things"), Gone: on("things_deleted"), Plain: on("things", guard.WithoutTransaction()), View: view,
 			Viewed: func(ctx context.Context) (docs []bson.Raw, err error) {
 				cur, err := w.db.Collection("view").Find(ctx, bson.D{})
 				if err != nil {
@@ -40,8 +41,8 @@ func TestMemoryKeepsTheContract(t *testing.T) {
 		db := memory.NewDB()
 		view := memory.NewView(db, "view")
 		return entitytest.Fixture{
-			Docs: memory.NewDocuments(db, "things", false), Gone: memory.NewDocuments(db, "things_deleted", false),
-			Plain: memory.NewDocuments(db, "things", true), View: view, Viewed: view.All,
+			Docs: memory.NewDocuments(db, "things"), Gone: memory.NewDocuments(db, "things_deleted"),
+			Plain: memory.NewPlainDocuments(db, "things"), View: view, Viewed: view.All,
 		}
 	})
 }

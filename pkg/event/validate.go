@@ -58,14 +58,14 @@ func (e Event) Validate() error {
 		validator.addProblem("id is not UTF-8")
 	}
 
-	validator.checkText("aggregate type", e.about.Type, true)
-	validator.checkText("aggregate id", e.about.ID, true)
-	validator.checkText("name", e.name, true)
-	validator.checkText("key", e.key, false)
-	validator.checkText("content type", e.payload.contentType, false)
-	validator.checkText("schema version", e.schemaVersion, false)
-	validator.checkText("source", e.source, false)
-	validator.checkText("subject", e.subject, false)
+	validator.requireText("aggregate type", e.about.Type)
+	validator.requireText("aggregate id", e.about.ID)
+	validator.requireText("name", e.name)
+	validator.checkText("key", e.key)
+	validator.checkText("content type", e.payload.contentType)
+	validator.checkText("schema version", e.schemaVersion)
+	validator.checkText("source", e.source)
+	validator.checkText("subject", e.subject)
 	if e.topic != "" {
 		validator.checkTopic(e.topic)
 	}
@@ -74,7 +74,7 @@ func (e Event) Validate() error {
 		if problem := envelope.HeaderProblem([]byte(h.Key)); problem != "" {
 			validator.addProblem("%s", problem)
 		}
-		validator.checkText("header name", h.Key, false)
+		validator.checkText("header name", h.Key)
 	}
 
 	// The zero time is a date that the service never set: such an event would be due at once.
@@ -107,11 +107,17 @@ func (v *validator) addProblem(format string, args ...any) {
 	v.problems = append(v.problems, fmt.Sprintf(format, args...))
 }
 
-// checkText checks an attribute that is a text. field is its name in the problem.
-func (v *validator) checkText(field, value string, required bool) {
-	switch {
-	case value == "" && required:
+// requireText is checkText of an attribute that may not be empty.
+func (v *validator) requireText(field, value string) {
+	if value == "" {
 		v.addProblem("%s is empty", field)
+	}
+	v.checkText(field, value)
+}
+
+// checkText checks an attribute that is a text. field is its name in the problem.
+func (v *validator) checkText(field, value string) {
+	switch {
 	case len(value) > maxTextBytes:
 		v.addProblem("%s has %d bytes; at most %d are allowed", field, len(value), maxTextBytes)
 	case !utf8.ValidString(value):

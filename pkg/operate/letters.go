@@ -166,15 +166,15 @@ func (o *Operator) SummarizeLetters(ctx context.Context, filter LetterFilter) ([
 
 // Letter returns one dead letter with its event, without the payload and other business data.
 func (o *Operator) Letter(ctx context.Context, ref LetterRef) (Letter, error) {
-	return o.showLetter(ctx, ref, false)
+	return o.showLetter(ctx, ref, admin.WithoutPayload)
 }
 
 // OpenLetter is [Operator.Letter] with the payload. The audit log gets an entry first.
 func (o *Operator) OpenLetter(ctx context.Context, ref LetterRef) (Letter, error) {
-	return o.showLetter(ctx, ref, true)
+	return o.showLetter(ctx, ref, admin.WithPayload)
 }
 
-func (o *Operator) showLetter(ctx context.Context, ref LetterRef, payload bool) (Letter, error) {
+func (o *Operator) showLetter(ctx context.Context, ref LetterRef, detail admin.Detail) (Letter, error) {
 	const doing = "show the dead letter"
 	use, err := o.prepare(ctx)
 	if err != nil {
@@ -184,7 +184,7 @@ func (o *Operator) showLetter(ctx context.Context, ref LetterRef, payload bool) 
 	// A negative delivery is the latest one of the event.
 	found, err := use.Letters().Show(ctx, admin.DeadRef{
 		Source: string(ref.By), Collection: ref.Collection, ID: ref.ID, Group: ref.Group, Handler: ref.Handler, Delivery: -1,
-	}, payload)
+	}, detail)
 	if err != nil {
 		return Letter{}, explain(doing, err)
 	}
@@ -277,7 +277,7 @@ func (o *Operator) DiscardLetters(ctx context.Context, filter LetterFilter, opti
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	done, err := use.Letters().Discard(ctx, filter.toAdmin(), options.DryRun, options.Progress)
+	done, err := use.Letters().Discard(ctx, filter.toAdmin(), admin.Effect(options.DryRun), options.Progress)
 	if options.DryRun {
 		return done.Matched, explain(doing, err)
 	}

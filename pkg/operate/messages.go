@@ -66,7 +66,7 @@ func (o *Operator) RetryMessages(ctx context.Context, filter MessageFilter) (int
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.HandlerWaiting().Retry(ctx, filter.toAdmin(), false)
+	outcome, err := use.HandlerWaiting().Retry(ctx, filter.toAdmin(), admin.ForReal)
 	return outcome.Retried, explain(doing, err)
 }
 
@@ -78,6 +78,6 @@ func (o *Operator) DiscardMessages(ctx context.Context, filter MessageFilter) (i
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.HandlerWaiting().Discard(ctx, filter.toAdmin(), false)
+	outcome, err := use.HandlerWaiting().Discard(ctx, filter.toAdmin(), admin.ForReal)
 	return outcome.Discarded, explain(doing, err)
 }

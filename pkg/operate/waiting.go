@@ -93,7 +93,7 @@ func (o *Operator) RetryWaiting(ctx context.Context, filter WaitingFilter, optio
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	outcome, err := use.Waiting().Retry(ctx, filter.toAdmin(), options.Reset, options.DryRun)
+	outcome, err := use.Waiting().Retry(ctx, filter.toAdmin(), admin.Attempts(options.Reset), admin.Effect(options.DryRun))
 	if options.DryRun {
 		return outcome.Failed, explain(doing, err)
 	}

@@ -23,6 +23,7 @@ const (
 	mostLocals           = 2.0  // percent of the local variables with one letter
 	mostParameters       = 3.0  // the same of parameters and results: a and b in comparisons
 	mostWordParameters   = 0    // parameters that are English function words: a sentence about them must be read twice
+	mostBareBooleans     = 0    // calls such as remove(ctx, true): a named value, or two functions, can be read without the declaration
 	mostMarkdown         = 475  // KB that people write
 	mostFields           = 28   // of a type; the configuration has 28 keys and sections: on_drop fits into none of the sections
 )
@@ -69,6 +70,7 @@ func TestTheProductIsReadable(t *testing.T) {
 		{"local variables with names of one letter, percent", m.OneLetterLocals(), mostLocals},
 		{"parameters with names of one letter, percent", m.OneLetterParameters(), mostParameters},
 		{"parameters that are English function words", float64(m.WordParameters()), mostWordParameters},
+		{"bare boolean arguments", float64(len(m.BareBooleans())), mostBareBooleans},
 		{"reasons at the ends of lines inside functions", float64(m.TrailingReasons()), mostTrailingReasons},
 	} {
 		if c.got > c.most {

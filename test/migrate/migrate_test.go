@@ -426,7 +426,7 @@ func (s *scene) goBack(c *kafkaconnect.Worker, distributed bool, partition map[s
 	ctx, release := s.t.Context(), c.Stop
 	if !distributed {
 		// A worker in standalone mode does not store the connector.
-		release = func(ctx context.Context) error { return c.Create(ctx, true) }
+		release = c.CreateStopped
 	}
 	err := c.Launch()
 	for _, step := range []func(context.Context) error{

@@ -411,7 +411,7 @@ func (s *scene) startConnect(plugin string, distributed bool, config map[string]
 	}
 
 	if err == nil {
-		err = w.Create(s.t.Context(), false)
+		err = w.Create(s.t.Context())
 	}
 
 	if err != nil {

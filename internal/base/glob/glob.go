@@ -13,16 +13,23 @@ func HasWildcard(pattern string) bool { return strings.ContainsAny(pattern, "*?"
 // Match reports whether pattern matches the whole name. It backtracks at most to the last *, so it takes at
 // most len(pattern) times len(name) steps. It does not allocate.
 func Match[S ~string | ~[]byte](pattern string, name S) bool {
-	return matchPattern(pattern, name, false)
+	return matchPattern(pattern, name, ofName)
 }
 
 // Covers reports whether pattern matches every name that the pattern other matches. It may return false
 // although pattern does.
-func Covers(pattern, other string) bool { return matchPattern(pattern, other, true) }
+func Covers(pattern, other string) bool { return matchPattern(pattern, other, ofPattern) }
 
-// matchPattern reports whether pattern matches name. With stars, name is a pattern too, and only a * of
-// pattern matches a * of name.
-func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool {
+// kind is the kind of the text that matchPattern compares with a pattern.
+type kind bool
+
+const (
+	ofName    kind = false
+	ofPattern kind = true
+)
+
+// matchPattern reports whether pattern matches name. If name is a pattern too, only a * of pattern matches a * of name.
+func matchPattern[S ~string | ~[]byte](pattern string, name S, kind kind) bool {
 	// place and i are the places in pattern and name. star is the last * in pattern, or -1. mark is the place in
 	// name up to which this * matches.
 	place, i, star, mark := 0, 0, -1, 0
@@ -32,7 +39,7 @@ func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool 
 			star, mark = place, i
 			place++
 
-		case place < len(pattern) && pattern[place] == '?' && (!stars || name[i] != '*'):
+		case place < len(pattern) && pattern[place] == '?' && (kind == ofName || name[i] != '*'):
 			place++
 			i++
 			// Skip the rest of a character of several bytes.

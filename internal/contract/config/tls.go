@@ -154,22 +154,21 @@ func (t *TLS) Expiry() (end time.Time, file string) {
 		return end, ""
 	}
 
-	if own := fileExpiry(t.Cert, true); !own.IsZero() {
+	if own, _ := readExpiries(t.Cert); !own.IsZero() {
 		end, file = own, t.Cert
 	}
-	if trusted := fileExpiry(t.CA, false); !trusted.IsZero() && (end.IsZero() || trusted.Before(end)) {
+	// A file of trusted authorities may contain an expired authority together with its successor, so only the latest counts.
+	if _, trusted := readExpiries(t.CA); !trusted.IsZero() && (end.IsZero() || trusted.Before(end)) {
 		end, file = trusted, t.CA
 	}
 	return end, file
 }
 
-// fileExpiry returns the earliest expiry of the certificates in a file, or the latest if earliest is
-// false. A file of trusted authorities may contain an expired authority together with its successor, so
-// only the latest counts there.
-func fileExpiry(path string, earliest bool) (end time.Time) {
+// readExpiries returns the earliest and the latest expiry of the certificates in a file, or zero times if it has none.
+func readExpiries(path string) (earliest, latest time.Time) {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {
-		return end
+		return earliest, latest
 	}
 
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -177,11 +176,17 @@ func fileExpiry(path string, earliest bool) (end time.Time) {
 			continue
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
-		if err == nil && (end.IsZero() || cert.NotAfter.Before(end) == earliest) {
-			end = cert.NotAfter
+		if err != nil {
+			continue
+		}
+		if earliest.IsZero() || cert.NotAfter.Before(earliest) {
+			earliest = cert.NotAfter
+		}
+		if cert.NotAfter.After(latest) {
+			latest = cert.NotAfter
 		}
 	}
-	return end
+	return earliest, latest
 }
 
 // readCertPool returns the certificates of a PEM file. The pool may be empty.

@@ -123,14 +123,21 @@ func (v validator) checkWords(section reflect.Value, prefix string) {
 			hint += " (did you mean " + near + "?)"
 		}
 		v.require(prefix+f.name, value.String() == "", hint)
-		v.check(prefix+f.name, false, strconv.Quote(value.String()), hint)
+		v.rejectValue(prefix+f.name, strconv.Quote(value.String()), hint)
 	}
 }
 
 // check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a
 // problem already.
 func (v validator) check(path string, ok bool, found, allowed string) {
-	if !ok && !v.hasProblem(path) {
+	if !ok {
+		v.rejectValue(path, found, allowed)
+	}
+}
+
+// rejectValue adds a problem of the value at path, unless it has one.
+func (v validator) rejectValue(path, found, allowed string) {
+	if !v.hasProblem(path) {
 		v.report(path, "found "+found, allowed)
 	}
 }
@@ -301,11 +308,11 @@ func quoteBroker(broker string) string {
 func (c *Config) validateRecords(validator validator) {
 	_, problems := envelope.NewMapping(c.fieldNames())
 	for _, p := range problems {
-		validator.check("mapping."+p.Key, false, strconv.Quote(p.Found), p.Reason)
+		validator.rejectValue("mapping."+p.Key, strconv.Quote(p.Found), p.Reason)
 	}
 	// The default template is not in the file, so its problem would have no line.
 	if mapping := c.DocumentMapping(); !mapping.Has("aggregatetype") && c.Topics.Template == routing.DefaultTemplate {
-		validator.check("mapping.aggregatetype", false, strconv.Quote(c.Mapping.AggregateType),
+		validator.rejectValue("mapping.aggregatetype", strconv.Quote(c.Mapping.AggregateType),
 			"topics.template uses {aggregatetype} by default; set a template such as {database}.{collection}")
 	}
 	validator.checkRouting("topics.", func() error { _, err := routing.New(c.Routing()); return err })
@@ -329,7 +336,7 @@ func (v validator) checkRouting(prefix string, construct func() error) {
 		return
 	}
 	for _, problem := range invalid.Problems {
-		v.check(prefix+problem.Field, false, strconv.Quote(problem.Found), problem.Reason)
+		v.rejectValue(prefix+problem.Field, strconv.Quote(problem.Found), problem.Reason)
 	}
 }
 

@@ -60,9 +60,17 @@ func (t *boundedText) finish(ok bool) ([]byte, error) {
 // most six.
 const escapedAtOnce = 16 << 10
 
-// writeQuoted writes text as a JSON string, on request with the escapes of Java. A function as an argument would cost an
+// escapes are the escapes of a JSON string: of the standard library, or of Java. A function as an argument would cost an
 // allocation.
-func (t *boundedText) writeQuoted(text []byte, java bool) {
+type escapes bool
+
+const (
+	usualEscapes escapes = false
+	javaEscapes  escapes = true
+)
+
+// writeQuoted writes text as a JSON string.
+func (t *boundedText) writeQuoted(text []byte, escapes escapes) {
 	if !t.fits(len(text)) {
 		return
 	}
@@ -78,16 +86,16 @@ func (t *boundedText) writeQuoted(text []byte, java bool) {
 		for end > escapedAtOnce-utf8.UTFMax && !utf8.RuneStart(text[end]) {
 			end--
 		}
-		t.dst = appendPart(t.dst, text[:end], java)
+		t.dst = appendPart(t.dst, text[:end], escapes)
 		text = text[end:]
 	}
 	if t.fits(0) {
-		t.dst = append(appendPart(t.dst, text, java), '"')
+		t.dst = append(appendPart(t.dst, text, escapes), '"')
 	}
 }
 
-func appendPart(dst, text []byte, java bool) []byte {
-	if java {
+func appendPart(dst, text []byte, escapes escapes) []byte {
+	if escapes == javaEscapes {
 		return appendJavaEscaped(dst, text)
 	}
 	return appendEscaped(dst, text)

@@ -143,6 +143,6 @@ func (v *View) AppendHeader(dst []byte, name string) ([]byte, Finding) {
 // before it has appended more than about most bytes.
 func AppendQuoted(dst, text []byte, most int) ([]byte, error) {
 	boundedText := newBoundedText(dst, most)
-	boundedText.writeQuoted(text, false)
+	boundedText.writeQuoted(text, usualEscapes)
 	return boundedText.finish(true)
 }

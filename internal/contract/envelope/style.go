@@ -130,7 +130,7 @@ func (w *styleWriter) writeName(name []byte) {
 
 // writeText writes a string.
 func (w *styleWriter) writeText(text []byte) {
-	w.writeQuoted(text, w.isJava())
+	w.writeQuoted(text, escapes(w.isJava()))
 }
 
 // openWrapped writes the beginning of {"key": "text"}, before the text. closeWrapped writes the rest.

@@ -220,7 +220,9 @@ func (d *Decoder) arrayLength(flexible bool) int {
 // assignmentPlan returns the plan of the assignment that the leader of a consumer group has made.
 // kafka-go decodes these bytes as well, and any member of the group may have written them.
 func assignmentPlan(flexible bool) plan {
-	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, false)
+	// The assignment has no flexible version, also in a flexible response.
+	const ownFlexible = false
+	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, ownFlexible)
 	return func(decoder *Decoder) {
 		in := &Decoder{B: decoder.nextField(flexible, func() int { return int(decoder.Int32()) })}
 		if len(in.B) > 0 {

@@ -50,7 +50,7 @@ func RunObserved(ctx context.Context, options Options) (res ObservedResult, err 
 		}
 
 		bench.logProgress("warming the servers up")
-		if _, _, err := bench.drainWatched(ctx, "warm", true); err != nil {
+		if _, _, err := bench.drainWatched(ctx, "warm", looked); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 
@@ -81,7 +81,7 @@ func (b *bench) drainPair(ctx context.Context, pair int, got, otherCPU figures, 
 
 	eps := map[string]float64{}
 	for _, name := range order {
-		drained, seen, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
+		drained, seen, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name)
 		if err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
@@ -138,11 +138,11 @@ func (r ObservedResult) Print(out io.Writer) error {
 	return table.Flush()
 }
 
-// drainWatched drains the backlog once, with or without an observer.
-func (b *bench) drainWatched(ctx context.Context, name string, look bool) (drained drained, seen seen, err error) {
+// drainWatched drains the backlog once, alone or observed.
+func (b *bench) drainWatched(ctx context.Context, name, mode string) (drained drained, seen seen, err error) {
 	var observer *observer
 	drained, err = b.drainBeside(ctx, name, setting{page: true}, func(relay *relay) {
-		if look {
+		if mode == looked {
 			observer = startObserver(ctx, relay)
 		}
 	}, func() error {

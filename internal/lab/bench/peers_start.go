@@ -127,7 +127,7 @@ func startDebezium(fast bool) func(context.Context, *comparison, place) (publish
 		return comparison.startConnector(ctx, place, kafkaconnect.Debezium, config, func(worker *kafkaconnect.Worker) error {
 			err := worker.Launch()
 			if err == nil {
-				err = worker.Create(ctx, true)
+				err = worker.CreateStopped(ctx)
 			}
 			if err == nil {
 				err = worker.SetOffset(ctx, map[string]any{"server_id": comparison.db}, map[string]any{"sec": place.start.T, "ord": place.start.I, "resume_token": place.token})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/lab/demo/check"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 )
 
@@ -179,11 +180,11 @@ func (d *demo) togglePause(ctx context.Context) error {
 
 	if d.follow.currentOwner().paused {
 		d.view.printEvent("resumed")
-		d.beginOutage(true)
+		d.beginOutage(check.OmitSamples)
 		return lease.Resume(ctx, d.follow.coll, watcherID)
 	}
 	d.view.printEvent("paused; press p again to resume")
-	d.latency.Outage(time.Now(), true)
+	d.latency.Outage(time.Now(), check.OmitSamples)
 	return lease.Pause(ctx, d.follow.coll, watcherID)
 }
 
@@ -222,7 +223,7 @@ func (d *demo) killOwner(ctx context.Context) error {
 
 	// The watcher of the processes treats any other end of a relay as a failure of the demo.
 	owner.markExpected()
-	d.beginOutage(true)
+	d.beginOutage(check.OmitSamples)
 	if err := owner.prog.Kill(); err != nil {
 		return err
 	}
@@ -247,7 +248,7 @@ func (d *demo) stopOwner(ctx context.Context) error {
 		return err
 	}
 
-	d.beginOutage(false)
+	d.beginOutage(check.KeepSamples)
 	d.view.printEvent("stopping %s", owner.node)
 	d.relays.stopRelay(owner, stopWithin)
 	_, err = d.relays.startRelay()
@@ -255,9 +256,9 @@ func (d *demo) stopOwner(ctx context.Context) error {
 }
 
 // beginOutage starts measuring the time until the next owner delivers.
-func (d *demo) beginOutage(leaveOut bool) {
+func (d *demo) beginOutage(samples check.Samples) {
 	now := time.Now()
-	d.latency.Outage(now, leaveOut)
+	d.latency.Outage(now, samples)
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -290,7 +291,7 @@ func (d *demo) relayEnded(relay *relay, phase *phase) error {
 	}
 
 	if d.follow.currentOwner().node == relay.node {
-		d.beginOutage(true)
+		d.beginOutage(check.OmitSamples)
 	}
 	_, err := d.relays.startRelay()
 	return err

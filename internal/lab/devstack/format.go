@@ -75,7 +75,7 @@ func runFormat(ctx context.Context, program kafkaProgram, options KafkaOptions, 
 		}
 	}
 
-	cmd := interruptible(ctx, program.java, javaArgs(program, true, 128, "kafka.tools.StorageTool", args...)...)
+	cmd := interruptible(ctx, program.java, javaArgs(program, quickStart, 128, "kafka.tools.StorageTool", args...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return addLastLine(err, string(out))
@@ -155,7 +155,7 @@ func recordStart(ctx context.Context, cache cache, program kafkaProgram, tmp str
 
 	archive := filepath.Join(tmp, archiveFile)
 	args := append([]string{"-XX:ArchiveClassesAtExit=" + archive},
-		javaArgs(program, true, options.Kafka.HeapMB, "kafka.Kafka", props)...)
+		javaArgs(program, quickStart, options.Kafka.HeapMB, "kafka.Kafka", props)...)
 
 	member := &Member{name: "kafka-1", id: 1, addr: loopback(n.ports[Plain]), dir: stack.dir}
 	member.launch = func(log *os.File) (instance, error) {

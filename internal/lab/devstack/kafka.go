@@ -131,18 +131,26 @@ func (s *Stack) brokerLaunch(
 		return nil, err
 	}
 
-	args := javaArgs(program, options.Quick, options.Kafka.HeapMB, "kafka.Kafka", props)
+	args := javaArgs(program, tuning(options.Quick), options.Kafka.HeapMB, "kafka.Kafka", props)
 	return func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, program.java, args) }, nil
 }
 
+// tuning is the purpose for which a JVM is tuned.
+type tuning bool
+
+const (
+	likeProduction tuning = false
+	quickStart     tuning = true
+)
+
 // javaArgs returns the arguments of a JVM that runs a program of Kafka.
-func javaArgs(program kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
+func javaArgs(program kafkaProgram, tuning tuning, heapMB int, class string, args ...string) []string {
 	jvm := []string{
 		fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
 	}
 
-	if quick {
+	if tuning == quickStart {
 		jvm = append(jvm, "-Xms64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 	} else {
 		// As in production: a heap of constant size, and short pauses.

@@ -28,7 +28,7 @@ const (
 type importRun struct {
 	*Importer
 	report *Report
-	write  bool
+	effect effect
 	marks  *mongo.Collection
 	now    time.Time      // of the server, at the start
 	at     bson.Timestamp // cluster time at the start
@@ -114,7 +114,7 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, tab
 	}
 
 	// Without write, the same code counts for the plan.
-	if r.write {
+	if r.effect == writeRows {
 		if err := r.writeBatch(ctx, list); err != nil {
 			return err
 		}

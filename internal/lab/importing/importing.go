@@ -142,7 +142,7 @@ func (im *Importer) Plan(ctx context.Context) (Report, error) {
 	if err := im.checkSource(ctx, &report); err != nil {
 		return report, err
 	}
-	run, err := im.newRun(ctx, &report, false)
+	run, err := im.newRun(ctx, &report, onlyCount)
 	if err == nil {
 		err = run.importTables(ctx)
 	}
@@ -155,7 +155,7 @@ func (im *Importer) Run(ctx context.Context) (Report, error) {
 	if err := im.checkSource(ctx, &report); err != nil {
 		return report, err
 	}
-	run, err := im.newRun(ctx, &report, true)
+	run, err := im.newRun(ctx, &report, writeRows)
 	if err == nil {
 		err = run.importTables(ctx)
 	}
@@ -311,11 +311,19 @@ func everySpelling(name string, condition bson.D) bson.D {
 	return all
 }
 
+// effect is whether a run writes the envelopes, or only counts them.
+type effect bool
+
+const (
+	onlyCount effect = false
+	writeRows effect = true
+)
+
 // newRun starts a run at the time of the server.
-func (im *Importer) newRun(ctx context.Context, report *Report, write bool) (*importRun, error) {
-	run := &importRun{Importer: im, report: report, write: write, marks: mongodb.Majority(im.state.Collection("imports"))}
+func (im *Importer) newRun(ctx context.Context, report *Report, effect effect) (*importRun, error) {
+	run := &importRun{Importer: im, report: report, effect: effect, marks: mongodb.Majority(im.state.Collection("imports"))}
 	var err error
-	if write {
+	if effect == writeRows {
 		err = im.state.Ensure(ctx, slog.New(slog.DiscardHandler))
 	} else {
 		err = im.state.Check(ctx)

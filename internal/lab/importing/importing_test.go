@@ -635,7 +635,7 @@ func TestInterruptedImport(t *testing.T) {
 	stop := errors.New("stopped")
 	im := f.newImporter(Options{From: "masstransit"})
 	r := im.newReport()
-	run, err := im.newRun(t.Context(), &r, true)
+	run, err := im.newRun(t.Context(), &r, writeRows)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func onceRunsOnce(suite suite) {
 		}
 	}
 
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 }
 
 func onceFailureLeavesNothing(suite suite) {
@@ -51,8 +51,8 @@ func onceFailureLeavesNothing(suite suite) {
 			return errHandler
 		}, cfg)
 		suite.checkError(err, errHandler)
-		suite.checkExists(id, false)
-		suite.checkExists("effect of "+id, false)
+		suite.checkMissing(id)
+		suite.checkMissing("effect of " + id)
 		runs, err := suite.countOnce(suite.Other, newEntry(id), cfg)
 		suite.checkSuccess(err)
 		if runs != 1 {
@@ -95,7 +95,7 @@ func onceInTheCallersTransaction(suite suite) {
 	})
 	suite.checkError(err, errHandler)
 
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 	suite.checkSuccess(suite.Transaction(suite.ctx(), once))
 
 	// A duplicate is reported, but the transaction may commit its other writes.
@@ -108,7 +108,7 @@ func onceInTheCallersTransaction(suite suite) {
 		return err
 	}))
 
-	suite.checkExists("2", true)
+	suite.checkExists("2")
 }
 
 func admitDecidesEachEntry(suite suite) {
@@ -120,7 +120,7 @@ func admitDecidesEachEntry(suite suite) {
 func admitNeedsATransaction(suite suite) {
 	_, err := suite.Inbox.Admit(suite.ctx(), []inbox.Entry{newEntry("1")})
 	suite.checkError(err, outbox.ErrNoTransaction)
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 }
 
 func admitRollsBack(suite suite) {
@@ -132,7 +132,7 @@ func admitRollsBack(suite suite) {
 		return errHandler
 	})
 	suite.checkError(err, errHandler)
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 	suite.checkFresh([]bool{true, true}, list...)
 }
 
@@ -184,7 +184,7 @@ func watermarkOutlivesMarkers(suite suite) {
 	suite.checkFresh([]bool{true, true, true}, placedEntry("1", 0, 10), entryWithoutID(0, 12), placedEntry("2", 0, 13))
 	suite.checkFresh([]bool{true}, newEntry("3"))
 	suite.checkSuccess(suite.Expire(suite.ctx()))
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 
 	// The watermark still rejects the records, including offsets without a record.
 	suite.checkFresh([]bool{false, false, false, false},
@@ -224,7 +224,7 @@ func lanesAreApart(suite suite) {
 
 func passMovesWithoutMarking(suite suite) {
 	suite.checkSuccess(suite.Inbox.Pass(suite.ctx(), []inbox.Entry{placedEntry("1", 0, 10), placedEntry("2", 1, 11), newEntry("3")}))
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 	suite.checkFresh([]bool{false, false, true}, placedEntry("1", 0, 10), placedEntry("2", 1, 11), newEntry("3"))
 	retry := placedEntry("1", 0, 0)
 	retry.Place.Topic = "orders.retry"

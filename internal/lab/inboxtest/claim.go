@@ -26,11 +26,11 @@ func claimIsExclusive(suite suite) {
 		}
 	}
 
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 	suite.checkSuccess(suite.finishClaim(claim))
 	// A second mark changes nothing.
 	suite.checkSuccess(claim.Handled(suite.ctx()))
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 	suite.checkSuccess(claim.Release(suite.ctx()))
 	suite.checkSuccess(claim.Release(suite.ctx()))
 
@@ -79,7 +79,7 @@ func claimOutsideOfTransactions(suite suite) {
 	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
 	// Without a transaction, the mark takes effect at once.
 	suite.checkSuccess(claim.Handled(suite.ctx()))
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 }
 
 func claimLapses(suite suite) {
@@ -101,8 +101,8 @@ func claimLapses(suite suite) {
 		suite.Fatalf("the error is %v, want it to name the message", err)
 	}
 
-	suite.checkExists("effect", false)
-	suite.checkExists("1", false)
+	suite.checkMissing("effect")
+	suite.checkMissing("1")
 
 	// The claim belongs to another holder now, so Release must not end it.
 	suite.checkSuccess(old.Release(suite.ctx()))
@@ -110,7 +110,7 @@ func claimLapses(suite suite) {
 	suite.checkError(err, inbox.ErrInProgress)
 
 	suite.checkSuccess(suite.finishClaim(now))
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 	suite.checkError(suite.finishClaim(old), inbox.ErrClaimLost)
 }
 
@@ -123,12 +123,12 @@ func claimHandledRollsBack(suite suite) {
 		return errHandler
 	})
 	suite.checkError(err, errHandler)
-	suite.checkExists("1", false)
+	suite.checkMissing("1")
 
 	_, err = suite.Other.Claim(suite.ctx(), placedEntry("1", 0, 10), 0)
 	suite.checkError(err, inbox.ErrInProgress)
 	suite.checkSuccess(suite.finishClaim(claim))
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 }
 
 // claimAndAdmit mixes the modes, as a deployment does while it changes from one to the other.
@@ -136,7 +136,7 @@ func claimAndAdmit(suite suite) {
 	claim := suite.mustClaim(suite.Inbox, newEntry("1"))
 	_, err := suite.admitInTransaction(suite.Other, newEntry("2"), newEntry("1"))
 	suite.checkError(err, inbox.ErrInProgress)
-	suite.checkExists("2", false)
+	suite.checkMissing("2")
 	suite.checkSuccess(suite.Lapse(suite.ctx()))
 	suite.checkFresh([]bool{true, true}, newEntry("2"), newEntry("1"))
 	suite.checkError(suite.finishClaim(claim), inbox.ErrClaimLost)
@@ -193,7 +193,7 @@ func claimingOnce(suite suite) {
 
 	suite.checkError(err, inbox.ErrInProgress)
 	suite.checkSuccess(<-done)
-	suite.checkExists("1", true)
+	suite.checkExists("1")
 
 	_, err = suite.countOnce(suite.Other, newEntry("1"), inbox.OnceConfig{Claim: true})
 	suite.checkError(err, inbox.ErrDuplicate)

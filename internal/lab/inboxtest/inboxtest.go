@@ -150,14 +150,27 @@ func (s suite) checkFresh(want []bool, list ...inbox.Entry) {
 	}
 }
 
-// checkExists fails the test unless the existence of a marker is want.
-func (s suite) checkExists(id string, want bool) {
+// checkExists fails the test unless a marker exists.
+func (s suite) checkExists(id string) {
+	s.Helper()
+	if !s.hasMarker(id) {
+		s.Fatalf("the marker of %s is missing", id)
+	}
+}
+
+// checkMissing fails the test if a marker exists.
+func (s suite) checkMissing(id string) {
+	s.Helper()
+	if s.hasMarker(id) {
+		s.Fatalf("the marker of %s exists", id)
+	}
+}
+
+func (s suite) hasMarker(id string) bool {
 	s.Helper()
 	got, err := s.Inbox.Handled(s.ctx(), newEntry(id).Key)
 	s.checkSuccess(err)
-	if got != want {
-		s.Fatalf("marker of %s: %t, want %t", id, got, want)
-	}
+	return got
 }
 
 // countOnce calls Once with a handler that counts its runs.

@@ -205,7 +205,7 @@ func rowsOf[V any](tx *tx, table *storedTable) iter.Seq2[string, V] {
 func (t *tx) putRow(table *storedTable, key string, value any) error {
 	t.db.mu.Lock()
 	defer t.db.mu.Unlock()
-	return t.writeLocked(table, key, value, false)
+	return t.writeLocked(write{table: table, key: key}, value)
 }
 
 // removeRows removes the rows of these keys that exist, and returns their number.
@@ -233,23 +233,24 @@ func (t *tx) insertRow(table *storedTable, key string, value any) error {
 	if row != nil && !pendingElsewhere && t.visibleLocked(row) != nil {
 		return errDuplicate(table.name, key)
 	}
-	return t.writeLocked(table, key, value, true)
+	return t.writeLocked(write{table: table, key: key, inserted: true}, value)
 }
 
 // writeLocked stores the value as pending, or returns a write conflict.
-func (t *tx) writeLocked(table *storedTable, key string, value any, insert bool) error {
-	existing := table.rows[key]
+func (t *tx) writeLocked(next write, value any) error {
+	table := next.table
+	existing := table.rows[next.key]
 	if existing == nil {
 		existing = &row{}
-		table.rows[key] = existing
+		table.rows[next.key] = existing
 	}
 
 	switch {
 	case existing.writer == t:
 		existing.pending = value
-		if insert {
+		if next.inserted {
 			// The row was removed before, in the same transaction.
-			t.moveToEndLocked(table, key)
+			t.moveToEndLocked(table, next.key)
 		}
 		return nil
 
@@ -265,7 +266,7 @@ func (t *tx) writeLocked(table *storedTable, key string, value any, insert bool)
 
 	existing.writer = t
 	existing.pending = value
-	t.writes = append(t.writes, write{table, key, insert})
+	t.writes = append(t.writes, next)
 	return nil
 }
 

@@ -18,8 +18,8 @@ import (
 // of deleted entities in "<name>_deleted".
 func NewEntities(db *DB, name string) entity.Option {
 	return entity.WithStorage(entities.Storage{
-		Documents: NewDocuments(db, name, false),
-		Deleted:   NewDocuments(db, name+"_deleted", false),
+		Documents: NewDocuments(db, name),
+		Deleted:   NewDocuments(db, name+"_deleted"),
 		View:      NewView(db, name),
 	})
 }
@@ -33,13 +33,19 @@ type Documents struct {
 
 var _ entities.Documents = (*Documents)(nil)
 
-// NewDocuments returns the documents called name in db. With plain, calls without a transaction are
-// allowed.
-func NewDocuments(db *DB, name string, plain bool) *Documents {
-	return &Documents{db: db, rows: db.findOrAddTable(name), plain: plain}
+// NewDocuments returns the documents called name in db.
+func NewDocuments(db *DB, name string) *Documents {
+	return &Documents{db: db, rows: db.findOrAddTable(name)}
 }
 
-// Name returns the name that was passed to NewDocuments.
+// NewPlainDocuments is NewDocuments for calls that may be without a transaction.
+func NewPlainDocuments(db *DB, name string) *Documents {
+	documents := NewDocuments(db, name)
+	documents.plain = true
+	return documents
+}
+
+// Name returns the name of the documents.
 func (d *Documents) Name() string { return d.rows.name }
 
 // runOperation runs callback in the transaction of ctx, which is required unless d.plain is set.

@@ -18,7 +18,7 @@ func TestEntityContract(t *testing.T) {
 		db := NewDB()
 		view := NewView(db, "view")
 		return entitytest.Fixture{
-			Docs: NewDocuments(db, "docs", false), Gone: NewDocuments(db, "gone", false), Plain: NewDocuments(db, "docs", true),
+			Docs: NewDocuments(db, "docs"), Gone: NewDocuments(db, "gone"), Plain: NewPlainDocuments(db, "docs"),
 			View: view, Viewed: view.All,
 		}
 	})
@@ -37,14 +37,14 @@ func TestSagasAndEntitiesRejectEachOthersTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "payments contains the sagas of shop.Payment"
-	if err := NewDocuments(db, "payments", true).Put(t.Context(), []bson.Raw{doc}); err == nil || !strings.Contains(err.Error(), want) {
+	if err := NewPlainDocuments(db, "payments").Put(t.Context(), []bson.Raw{doc}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("an entity over sagas: %v", err)
 	}
 	if err := NewView(db, "payments").Apply(t.Context(), []entities.State{{ID: id, Version: 1, Doc: doc}}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("a projection over sagas: %v", err)
 	}
 
-	if err := NewDocuments(db, "orders", true).Put(t.Context(), []bson.Raw{doc}); err != nil {
+	if err := NewPlainDocuments(db, "orders").Put(t.Context(), []bson.Raw{doc}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newSagas(db).Prepare(t.Context(), sagas.Type{Name: "orders", Owner: "shop.Order", ID: sagas.String}); !errors.Is(err, sagas.ErrOccupied) {

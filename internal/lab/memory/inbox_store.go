@@ -177,7 +177,7 @@ func (s *inboxStore) ClaimMarker(ctx context.Context, n engine.NewMarker, holder
 }
 
 // MarkHandled marks a claimed message as handled, if holder is still the holder.
-func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, holder engine.Holder, takeOver bool) (bool, error) {
+func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, holder engine.Holder, next engine.NextHolder) (bool, error) {
 	return runResult(ctx, s.db, func(tx *tx) (bool, error) {
 		marker, exists := tx.getRow(s.markers, markerKey(id)).(inboxMarker)
 		if !exists || marker.Holder != holder {
@@ -185,7 +185,7 @@ func (s *inboxStore) MarkHandled(ctx context.Context, id engine.ID, holder engin
 		}
 
 		marker.State = engine.StateHandled
-		if takeOver {
+		if next == engine.RemoveHolder {
 			marker.Owner = ""
 		}
 		return true, s.putMarker(tx, id, marker)

@@ -86,15 +86,19 @@ func (s *letterStore) Get(ctx context.Context, id deadletter.ID) (deadletter.Let
 	})
 }
 
-// Find returns the first letters that query selects.
-func (s *letterStore) Find(
-	ctx context.Context, query deadletter.Query, after *deadletter.Letter, oldestFirst bool, limit int,
-) (list []deadletter.Letter, err error) {
-	order := compareLetters
-	if oldestFirst {
-		order = func(a, b *deadletter.Letter) int { return compareLetters(b, a) }
-	}
+// FindLatest returns the latest letters that query selects.
+func (s *letterStore) FindLatest(ctx context.Context, query deadletter.Query, after *deadletter.Letter, limit int) ([]deadletter.Letter, error) {
+	return s.findOrdered(ctx, query, compareLetters, after, limit)
+}
 
+// FindOldest returns the oldest letters that query selects.
+func (s *letterStore) FindOldest(ctx context.Context, query deadletter.Query, after *deadletter.Letter, limit int) ([]deadletter.Letter, error) {
+	return s.findOrdered(ctx, query, func(a, b *deadletter.Letter) int { return compareLetters(b, a) }, after, limit)
+}
+
+func (s *letterStore) findOrdered(
+	ctx context.Context, query deadletter.Query, order func(a, b *deadletter.Letter) int, after *deadletter.Letter, limit int,
+) (list []deadletter.Letter, err error) {
 	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []deadletter.Letter) {
 		for _, l := range rowsOf[*deadletter.Letter](tx, s.rows) {
 			if isSelected(&query, l) && (after == nil || order(after, l) < 0) {

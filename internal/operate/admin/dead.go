@@ -270,10 +270,18 @@ type DeadRef struct {
 	Handler    string `query:"handler" maxLength:"255" doc:"Only of the handler with this name."`
 }
 
-// Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
-// payload, and fields that do not belong to an envelope, are included only if payload is true. Show
-// then writes an entry to the audit log first, and returns an error if that fails.
-func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
+// Detail is whether a letter is shown with its payload and the fields that do not belong to an envelope.
+type Detail bool
+
+// The details.
+const (
+	WithoutPayload Detail = false
+	WithPayload    Detail = true
+)
+
+// Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. Before it shows a payload, it
+// writes an entry to the audit log, and returns an error if that fails.
+func (l Letters) Show(ctx context.Context, ref DeadRef, detail Detail) (DeadLetter, error) {
 	letter, envelope, err := l.open(ctx, ref)
 	if err != nil {
 		return DeadLetter{}, err
@@ -284,6 +292,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 	if letter.Source.Kind == FromHandler {
 		mapping = nil
 	}
+	payload := detail == WithPayload
 	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(envelope, payload, mapping), payload, mapping)
 	if !payload {
 		return letter, nil

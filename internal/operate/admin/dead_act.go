@@ -269,14 +269,14 @@ func (l Letters) archiveEnd(filter DeadFilter) *time.Time {
 
 // Discard moves every matching letter into the archive, for [Operator.LetterArchive]. Letters that are there already it removes
 // permanently. If did is not nil, Discard calls it with the number of letters so far.
-func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: l.archiveEnd(filter)}
+func (l Letters) Discard(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
+	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: l.archiveEnd(filter)}
 	kinds, err := l.kindsOfAction(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 	if kinds.relay {
-		if out, err = l.discardOfRelay(ctx, filter, dryRun, did); err != nil {
+		if out, err = l.discardOfRelay(ctx, filter, effect, did); err != nil {
 			return out, err
 		}
 	}
@@ -284,18 +284,18 @@ func (l Letters) Discard(ctx context.Context, filter DeadFilter, dryRun bool, di
 		return out, nil
 	}
 
-	more, err := l.ofHandlers().discard(ctx, filter, dryRun, addDone(did, out.Discarded))
+	more, err := l.ofHandlers().discard(ctx, filter, effect, addDone(did, out.Discarded))
 	out.Matched += more.Matched
 	out.Discarded += more.Discarded
 	return out, err
 }
 
 // discardOfRelay is Discard for letters of the relay.
-func (l Letters) discardOfRelay(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: l.archiveEnd(filter)}
+func (l Letters) discardOfRelay(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
+	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: l.archiveEnd(filter)}
 	query, matched, err := l.countMatching(ctx, filter)
 	out.Matched = matched
-	if err != nil || dryRun || out.Matched == 0 {
+	if err != nil || effect == DryRun || out.Matched == 0 {
 		return out, err
 	}
 

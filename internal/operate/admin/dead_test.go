@@ -160,25 +160,25 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	f.moveToDead(f.b, record.Malformed, letterOf("y", planted))
 	f.moveToDead(f.a, record.Malformed, letterOf("y", planted))
 	ref := admin.DeadRef{ID: "x", Delivery: -1}
-	l, err := f.op.Letters().Show(t.Context(), ref, false)
+	l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload)
 	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true,"type":"string","bytes":7`) {
 		t.Errorf("%+v %s, %v", l, l.Envelope, err)
 	}
-	if l, err := f.op.Letters().Show(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
+	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithPayload); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
 		t.Errorf("with its payload: %s, %v", l.Envelope, err)
 	}
 
 	ref.Delivery = 0
-	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "rejected (87)" {
+	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "rejected (87)" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name one of them") {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, admin.WithoutPayload); err == nil || !strings.Contains(err.Error(), "name one of them") {
 		t.Errorf("an id of two collections: %v", err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, false); err != nil {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, admin.WithoutPayload); err != nil {
 		t.Error(err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, admin.WithoutPayload); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("showing an unknown letter: %v, want not found", err)
 	}
 }
@@ -192,11 +192,11 @@ func TestLettersOfOneIDHaveTheirOwnIDs(t *testing.T) {
 	second := f.moveToDead(f.a, record.Malformed, letterOf("order-7", "second"), at("8202"))
 	f.moveToDead(f.a, record.Malformed, letterOf("order-7", "second"), at("8202"), func(l *letters.Letter) { l.Topic = "audit" })
 
-	_, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "order-7", Delivery: -1}, false)
+	_, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "order-7", Delivery: -1}, admin.WithoutPayload)
 	if err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), second) || !strings.Contains(err.Error(), `"audit"`) {
 		t.Errorf("an id with three letters: %v, want the ids of the letters", err)
 	}
-	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: second, Delivery: -1}, true)
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: second, Delivery: -1}, admin.WithPayload)
 	if err != nil || l.Letter != second || l.ID != "order-7" || !strings.Contains(string(l.Envelope), "second") {
 		t.Errorf("by the id of the letter: %+v %s, %v", l, l.Envelope, err)
 	}
@@ -216,11 +216,11 @@ func TestLettersOfOneIDHaveTheirOwnIDs(t *testing.T) {
 	if n := f.countEnvelopes(f.state.Collection("waiting")); n != 2 {
 		t.Errorf("%d envelopes wait, want both events", n)
 	}
-	gone, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{IDs: []string{first}}, false, nil)
+	gone, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{IDs: []string{first}}, admin.ForReal, nil)
 	if n, err2 := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || err2 != nil || gone.Discarded != 1 || n != 2 {
 		t.Errorf("discard: %+v, %v; %d letters are left, %v", gone, err, n, err2)
 	}
-	l, err = f.op.Letters().Show(t.Context(), admin.DeadRef{ID: first, Delivery: -1}, false)
+	l, err = f.op.Letters().Show(t.Context(), admin.DeadRef{ID: first, Delivery: -1}, admin.WithoutPayload)
 	if !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a discarded letter: %+v, %v", l, err)
 	}
@@ -265,7 +265,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		t.Fatalf("%+v", log)
 	}
 
-	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, admin.WithoutPayload)
 	if err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || l.Requeued.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
 	}
@@ -399,15 +399,15 @@ func TestDeadDiscard(t *testing.T) {
 	for i := range 4 {
 		f.moveToDead([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
 	}
-	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, admin.ErrNoCondition) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, admin.ForReal, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("an empty filter: %v", err)
 	}
 
 	filter := admin.DeadFilter{Class: "malformed"}
-	if got, err := f.op.Letters().Discard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.readLog()) != 0 {
+	if got, err := f.op.Letters().Discard(t.Context(), filter, admin.DryRun, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.readLog()) != 0 {
 		t.Errorf("dry run: %+v, %v", got, err)
 	}
-	if got, err := f.op.Letters().Discard(t.Context(), filter, false, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
+	if got, err := f.op.Letters().Discard(t.Context(), filter, admin.ForReal, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {

@@ -54,13 +54,13 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Phase != "owner" || list[0].Stale || list[1].Phase != "standby" || !list[1].Stale {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if err := k.Nodes().Remove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {
+	if err := k.Nodes().Remove(t.Context(), "n1", admin.IfStopped); !errors.Is(err, admin.ErrNodeAlive) {
 		t.Errorf("%v", err)
 	}
-	if err := k.Nodes().Remove(t.Context(), "nobody", false); !errors.Is(err, mongodb.ErrNotFound) {
+	if err := k.Nodes().Remove(t.Context(), "nobody", admin.IfStopped); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
-	if err := k.Nodes().Remove(t.Context(), "n2", false); err != nil {
+	if err := k.Nodes().Remove(t.Context(), "n2", admin.IfStopped); err != nil {
 		t.Error(err)
 	}
 

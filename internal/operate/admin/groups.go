@@ -91,7 +91,7 @@ func (g Groups) List(ctx context.Context, all bool) (GroupList, error) {
 	for name := range notes {
 		names = append(names, name)
 	}
-	found, err := g.read(ctx, names, true)
+	found, err := g.read(ctx, connect.GroupQuery{Names: names, All: true})
 	if err != nil {
 		return list, err
 	}
@@ -120,7 +120,7 @@ func (g Groups) Show(ctx context.Context, name string) (Group, error) {
 	if err != nil {
 		return Group{}, err
 	}
-	found, err := g.read(ctx, []string{name}, false)
+	found, err := g.read(ctx, connect.GroupQuery{Names: []string{name}})
 	if err != nil {
 		return Group{}, err
 	}
@@ -136,11 +136,11 @@ func (g Groups) Show(ctx context.Context, name string) (Group, error) {
 }
 
 // read reads groups from Kafka.
-func (g Groups) read(ctx context.Context, names []string, all bool) (connect.Groups, error) {
+func (g Groups) read(ctx context.Context, query connect.GroupQuery) (connect.Groups, error) {
 	if g.op.KafkaGroups == nil {
 		return connect.Groups{}, wrapError("reading consumer groups", ErrUnavailable)
 	}
-	return g.op.KafkaGroups(ctx, names, all)
+	return g.op.KafkaGroups(ctx, query)
 }
 
 // groupNotes is what MongoDB has of a group.

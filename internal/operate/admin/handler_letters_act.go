@@ -194,13 +194,13 @@ func (e DeadEdit) replaceParts(letter *handlerletters.Letter) error {
 }
 
 // discard is [Letters.Discard] for letters of handlers.
-func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
-	out := DeadDiscarded{DryRun: dryRun, ArchivedUntil: Letters(h).archiveEnd(filter)}
+func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
+	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: Letters(h).archiveEnd(filter)}
 	desks, query, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
-	if out.Matched, err = h.count(ctx, filter); err != nil || dryRun || out.Matched == 0 {
+	if out.Matched, err = h.count(ctx, filter); err != nil || effect == DryRun || out.Matched == 0 {
 		return out, err
 	}
 	if err := h.op.logDiscarding(ctx, filter, out.Matched); err != nil {

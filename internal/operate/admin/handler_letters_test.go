@@ -211,11 +211,11 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 	}
 
 	// One id may have a letter of either.
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "e3", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "choose the source") {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "e3", Delivery: -1}, admin.WithoutPayload); err == nil || !strings.Contains(err.Error(), "choose the source") {
 		t.Errorf("an ambiguous id: %v", err)
 	}
 	for id, kind := range map[string]string{"e1": "relay", "m1": "handler"} {
-		if l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, false); err != nil || l.Source.Kind != kind {
+		if l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, admin.WithoutPayload); err != nil || l.Source.Kind != kind {
 			t.Errorf("%s: %+v, %v", id, l.Source, err)
 		}
 	}
@@ -225,7 +225,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 	if err != nil || len(groups) != 2 || groups[0].Source != "handler" || groups[0].Count != 5 || groups[0].Failure != "no response" || groups[1].Count != 4 {
 		t.Fatalf("groups %+v, %v", groups, err)
 	}
-	got, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{Fingerprint: groups[0].Fingerprint}, false, nil)
+	got, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{Fingerprint: groups[0].Fingerprint}, admin.ForReal, nil)
 	if err != nil || got.Discarded != 5 {
 		t.Errorf("discard of a group: %+v, %v", got, err)
 	}
@@ -233,7 +233,7 @@ func TestLettersOfBothKindsAreOneList(t *testing.T) {
 	if err != nil || requeued.Matched != 4 || requeued.Requeued+requeued.Rejected != 4 {
 		t.Errorf("requeue of a group: %+v, %v", requeued, err)
 	}
-	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, admin.ErrNoCondition) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, admin.ForReal, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("an action on nothing: %v", err)
 	}
 }
@@ -247,7 +247,7 @@ func TestDiscardedLettersAreTakenBack(t *testing.T) {
 	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
 	desk := f.op.Letters()
 
-	gone, err := desk.Discard(t.Context(), admin.DeadFilter{All: true}, false, nil)
+	gone, err := desk.Discard(t.Context(), admin.DeadFilter{All: true}, admin.ForReal, nil)
 	if err != nil || gone.Discarded != 2 || gone.ArchivedUntil == nil || time.Until(*gone.ArchivedUntil) < 29*24*time.Hour {
 		t.Fatalf("discard: %+v, %v", gone, err)
 	}
@@ -260,7 +260,7 @@ func TestDiscardedLettersAreTakenBack(t *testing.T) {
 		if letter.Archived == nil || letter.Archived.Actor != "ann" || letter.Archived.Until.IsZero() {
 			t.Errorf("unexpected letter %+v", letter)
 		}
-		shown, err := desk.Show(t.Context(), admin.DeadRef{ID: letter.ID, Delivery: -1}, false)
+		shown, err := desk.Show(t.Context(), admin.DeadRef{ID: letter.ID, Delivery: -1}, admin.WithoutPayload)
 		if err != nil || shown.Archived == nil || shown.Envelope == nil {
 			t.Errorf("show %s: %+v, %v", letter.ID, shown, err)
 		}
@@ -283,7 +283,7 @@ func TestDiscardedLettersAreTakenBack(t *testing.T) {
 	if n := f.countEnvelopes(f.state.Collection("waiting")); n != 1 {
 		t.Errorf("%d envelopes wait, want 1", n)
 	}
-	if gone, err = desk.Discard(t.Context(), archive, false, nil); err != nil || gone.Discarded != 2 || gone.ArchivedUntil != nil {
+	if gone, err = desk.Discard(t.Context(), archive, admin.ForReal, nil); err != nil || gone.Discarded != 2 || gone.ArchivedUntil != nil {
 		t.Errorf("removal from the archive: %+v, %v", gone, err)
 	}
 	if n, err := desk.Count(t.Context(), archive); err != nil || n != 0 {
@@ -332,7 +332,7 @@ func TestAnEditOfAMessageChangesSomething(t *testing.T) {
 	if err != nil || !slices.Equal(edited.Edited, []string{"key"}) {
 		t.Errorf("an edit of one of two fields: %+v, %v", edited, err)
 	}
-	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, false)
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, admin.WithoutPayload)
 	if err != nil || l.Place != "orders/0@0" || l.Partition == nil {
 		t.Errorf("%+v, %v", l, err)
 	}
@@ -386,18 +386,18 @@ func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
 	f.giveUpAt(7, f.a, deadletter.DefaultCollection, "h", "orders/0@1")
 
 	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "as in orders/0@") {
+	if _, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err == nil || !strings.Contains(err.Error(), "as in orders/0@") {
 		t.Errorf("by the id of the message: %v", err)
 	}
 	// An id of a message that looks like a place is an id.
 	for id, place := range map[string]string{"orders/0@2": "orders/0@2", "orders/0@1": "orders/0@7"} {
 		ref.ID = id
-		if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Place != place {
+		if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err != nil || l.Place != place {
 			t.Errorf("%s: %s, %v", id, l.Place, err)
 		}
 	}
 	ref.ID = "orders/0@9"
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); !errors.Is(err, mongodb.ErrNotFound) {
+	if _, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a place without a letter: %v", err)
 	}
 }
@@ -410,15 +410,15 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	f.giveUp(f.a, deadletter.DefaultCollection, "", "u")
 
 	ref := admin.DeadRef{Source: admin.FromHandler, ID: "m", Delivery: -1}
-	if _, err := f.op.Letters().Show(t.Context(), ref, false); err == nil || !strings.Contains(err.Error(), "several dead letters of message m") {
+	if _, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err == nil || !strings.Contains(err.Error(), "several dead letters of message m") {
 		t.Errorf("letters of two handlers: %v", err)
 	}
 	ref.Handler = "h1"
-	l, err := f.op.Letters().Show(t.Context(), ref, false)
+	l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload)
 	if err != nil || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"hidden":true`) {
 		t.Errorf("without the payload: %s, %v", l.Envelope, err)
 	}
-	if l, err := f.op.Letters().Show(t.Context(), ref, true); err != nil || !strings.Contains(string(l.Envelope), planted) {
+	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithPayload); err != nil || !strings.Contains(string(l.Envelope), planted) {
 		t.Errorf("with the payload: %s, %v", l.Envelope, err)
 	}
 
@@ -439,7 +439,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	if err != nil || m == nil || string(m.Value) != "new" {
 		t.Errorf("the message that waits: %+v, %v", m, err)
 	}
-	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || !l.Waiting {
+	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err != nil || l.Requeued == nil || l.Requeued.Actor != "ann" || !l.Waiting {
 		t.Errorf("after the edit: %+v, %v", l, err)
 	}
 	_, err = f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{})
@@ -464,7 +464,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 		t.Errorf("messages that wait for h2: %d, %v", n, err)
 	}
 
-	if done, err := f.op.Letters().Discard(t.Context(), all, false, nil); err != nil || done.Discarded != 3 {
+	if done, err := f.op.Letters().Discard(t.Context(), all, admin.ForReal, nil); err != nil || done.Discarded != 3 {
 		t.Errorf("discarded: %+v, %v", done, err)
 	}
 	var kinds []string

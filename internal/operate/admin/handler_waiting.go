@@ -126,7 +126,7 @@ func (h HandlerWaiting) List(ctx context.Context, filter HandlerWaitingFilter, l
 	}
 
 	lister := collectionLister[HandlerMessage, setaside.Position]{
-		count: func(db string) (int64, error) { return h.desk(db).Count(ctx, query, false, 0) },
+		count: func(db string) (int64, error) { return h.desk(db).Count(ctx, query) },
 		read: func(db string, after *setaside.Position, limit int) ([]HandlerMessage, *setaside.Position, error) {
 			items, last, err := h.desk(db).List(ctx, query, after, limit)
 			list := make([]HandlerMessage, len(items))
@@ -219,26 +219,26 @@ type HandlerRetried struct {
 
 // Retry requests an attempt now for the messages that match and have failed. Their attempts count as before. A handler that is suspended
 // tries them too; one that is paused by PauseHandler does not.
-func (h HandlerWaiting) Retry(ctx context.Context, filter HandlerWaitingFilter, dryRun bool) (HandlerRetried, error) {
-	out := HandlerRetried{DryRun: dryRun}
+func (h HandlerWaiting) Retry(ctx context.Context, filter HandlerWaitingFilter, effect Effect) (HandlerRetried, error) {
+	out := HandlerRetried{DryRun: bool(effect)}
 	query, names, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 
 	for _, db := range names {
-		matched, err := h.desk(db).Count(ctx, query, false, 0)
+		matched, err := h.desk(db).Count(ctx, query)
 		if err != nil {
 			return out, err
 		}
-		failed, err := h.desk(db).Count(ctx, query, true, 0)
+		failed, err := h.desk(db).CountFailed(ctx, query)
 		if err != nil {
 			return out, err
 		}
 		out.Matched += matched
 		out.Retried += failed
 	}
-	if dryRun || out.Retried == 0 {
+	if effect == DryRun || out.Retried == 0 {
 		return out, nil
 	}
 
@@ -257,21 +257,21 @@ type HandlerDiscarded struct {
 
 // Discard orders that the messages that match become dead letters of class skipped, without another attempt. Later messages of their
 // keys are tried then. The dead letters can be requeued.
-func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter, dryRun bool) (HandlerDiscarded, error) {
-	out := HandlerDiscarded{DryRun: dryRun}
+func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter, effect Effect) (HandlerDiscarded, error) {
+	out := HandlerDiscarded{DryRun: bool(effect)}
 	query, names, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 
 	for _, db := range names {
-		n, err := h.desk(db).Count(ctx, query, false, 0)
+		n, err := h.desk(db).Count(ctx, query)
 		if err != nil {
 			return out, err
 		}
 		out.Matched += n
 	}
-	if dryRun || out.Matched == 0 {
+	if effect == DryRun || out.Matched == 0 {
 		return out, nil
 	}
 

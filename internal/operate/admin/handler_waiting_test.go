@@ -117,16 +117,16 @@ func TestActionsOnMessagesThatHandlersRetry(t *testing.T) {
 	}
 	desk := f.op.HandlerWaiting()
 
-	if out, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "h"}, true); err != nil || out.Matched != 4 || out.Retried != 2 {
+	if out, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "h"}, admin.DryRun); err != nil || out.Matched != 4 || out.Retried != 2 {
 		t.Errorf("dry run of a retry: %+v, %v", out, err)
 	}
 	if n := len(f.readLog()); n != 0 {
 		t.Errorf("a dry run wrote %d entries", n)
 	}
-	if out, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "h"}, false); err != nil || out.Retried != 2 {
+	if out, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "h"}, admin.ForReal); err != nil || out.Retried != 2 {
 		t.Errorf("retry: %+v, %v", out, err)
 	}
-	if out, err := desk.Discard(t.Context(), admin.HandlerWaitingFilter{IDs: []string{"orders/1@0"}}, false); err != nil || out.Discarded != 1 {
+	if out, err := desk.Discard(t.Context(), admin.HandlerWaitingFilter{IDs: []string{"orders/1@0"}}, admin.ForReal); err != nil || out.Discarded != 1 {
 		t.Errorf("discard: %+v, %v", out, err)
 	}
 
@@ -151,12 +151,12 @@ func TestActionsOnMessagesThatHandlersRetry(t *testing.T) {
 	for name, filter := range map[string]admin.HandlerWaitingFilter{
 		"no condition": {}, "a database": {Database: "none", All: true}, "an empty id": {IDs: []string{""}}, "a slash": {Handler: "g/h"},
 	} {
-		_, err := desk.Discard(t.Context(), filter, false)
+		_, err := desk.Discard(t.Context(), filter, admin.ForReal)
 		if kind, _ := admin.Explain(err); err == nil || kind != admin.FailInvalid {
 			t.Errorf("%s: got %v (%s)", name, err, kind)
 		}
 	}
-	if _, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{}, true); !errors.Is(err, admin.ErrNoCondition) {
+	if _, err := desk.Retry(t.Context(), admin.HandlerWaitingFilter{}, admin.DryRun); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("without a condition: %v", err)
 	}
 }

@@ -242,9 +242,9 @@ var ErrInUse = errors.New("a process is using it")
 // [ErrInUse] unless force is set. force is for a process that is known to be gone. Should it still
 // run, its fence keeps it from finishing a message that another process has claimed.
 func (i Inboxes) Release(
-	ctx context.Context, database, collection string, force, dryRun bool,
+	ctx context.Context, database, collection string, force bool, effect Effect,
 ) (InboxReleased, error) {
-	out := InboxReleased{DryRun: dryRun}
+	out := InboxReleased{DryRun: bool(effect)}
 	store, name, err := i.openInbox(ctx, database, collection)
 	if err != nil {
 		return out, err
@@ -256,7 +256,7 @@ func (i Inboxes) Release(
 
 	out.Matched = n.Claimed
 	out.Live = n.Claimed - n.Expired
-	if dryRun || out.Matched == 0 {
+	if effect == DryRun || out.Matched == 0 {
 		return out, nil
 	}
 	if out.Live > 0 && !force {

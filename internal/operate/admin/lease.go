@@ -103,23 +103,30 @@ var ErrUnknownNode = errors.New("no such node has run")
 // Pin moves the watcher to node and keeps it there while that node is alive. An empty node ends the
 // pin. Pin returns [ErrUnknownNode] for a node without a heartbeat in the last two weeks: if the watcher
 // has no owner, the other nodes wait for the pinned node before one of them takes over.
-func (l Lease) Pin(ctx context.Context, node string) error { return l.pinTo(ctx, node, false) }
-
-// PinAhead is Pin for a node that may not have run yet. Until its first start, another node runs the watcher.
-func (l Lease) PinAhead(ctx context.Context, node string) error { return l.pinTo(ctx, node, true) }
-
-func (l Lease) pinTo(ctx context.Context, node string, ahead bool) error {
-	if err := checkPin(ctx, l.op, node, ahead); err != nil {
+func (l Lease) Pin(ctx context.Context, node string) error {
+	if err := checkPin(ctx, l.op, node); err != nil {
 		return err
 	}
+	return l.pinTo(ctx, node)
+}
+
+// PinAhead is Pin for a node that may not have run yet. Until its first start, another node runs the watcher.
+func (l Lease) PinAhead(ctx context.Context, node string) error {
+	if err := checkPin(ctx, l.op, node); err != nil && !errors.Is(err, ErrUnknownNode) {
+		return err
+	}
+	return l.pinTo(ctx, node)
+}
+
+func (l Lease) pinTo(ctx context.Context, node string) error {
 	return l.forEachSlot(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error {
 		return lease.Pin(ctx, l.op.watcherDocuments(), id, node)
 	})
 }
 
 // checkPin returns [ErrOtherNode] if node is alive and runs only other watchers. All other
-// nodes would wait for it. Unless ahead is set, it returns [ErrUnknownNode] if node is not listed.
-func checkPin(ctx context.Context, operator Operator, node string, ahead bool) error {
+// nodes would wait for it. It returns [ErrUnknownNode] if node is not listed.
+func checkPin(ctx context.Context, operator Operator, node string) error {
 	if node == "" {
 		return nil
 	}
@@ -142,10 +149,6 @@ func checkPin(ctx context.Context, operator Operator, node string, ahead bool) e
 		}
 		return nil
 	}
-	if ahead {
-		return nil
-	}
-
 	slices.Sort(known)
 	return fmt.Errorf("node %s: %w; the nodes are %s", node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
 }

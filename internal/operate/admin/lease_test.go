@@ -160,7 +160,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 		}
 	}
 
-	if err := divisions.New(state).Divide(t.Context(), "orders", 3, true); err != nil {
+	if err := divisions.New(state).DivideBegun(t.Context(), "orders", 3); err != nil {
 		t.Fatal(err)
 	}
 	paused := func() (ids []string) {

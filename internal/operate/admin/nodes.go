@@ -171,10 +171,19 @@ func unlistedError(node string) error {
 // next heartbeat.
 var ErrNodeAlive = errors.New("the node is alive")
 
-// Remove removes a stopped node from the list, and makes it release the slots that it still
-// owns. If the node is alive, Remove returns [ErrNodeAlive] unless force is set.
-func (n Nodes) Remove(ctx context.Context, node string, force bool) error {
-	if _, err := n.PlanRemoval(ctx, node, force); err != nil {
+// Removable is which nodes may be removed.
+type Removable bool
+
+// A node is removed only if it has stopped, or even if it is alive.
+const (
+	IfStopped   Removable = false
+	EvenIfAlive Removable = true
+)
+
+// Remove removes a node from the list, and makes it release the slots that it still owns. It returns [ErrNodeAlive] for a live node
+// that may not be removed.
+func (n Nodes) Remove(ctx context.Context, node string, removable Removable) error {
+	if _, err := n.PlanRemoval(ctx, node, removable); err != nil {
 		return err
 	}
 
@@ -189,7 +198,7 @@ func (n Nodes) Remove(ctx context.Context, node string, force bool) error {
 }
 
 // PlanRemoval returns the slots that [Nodes.Remove] would release, or the error with which it would reject the node.
-func (n Nodes) PlanRemoval(ctx context.Context, node string, force bool) ([]string, error) {
+func (n Nodes) PlanRemoval(ctx context.Context, node string, removable Removable) ([]string, error) {
 	list, err := n.List(ctx)
 	if err != nil {
 		return nil, err
@@ -199,7 +208,7 @@ func (n Nodes) PlanRemoval(ctx context.Context, node string, force bool) ([]stri
 	if i < 0 {
 		return nil, unlistedError(node)
 	}
-	if !list[i].Stale && !force {
+	if !list[i].Stale && removable == IfStopped {
 		return nil, fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
 	}
 	return list[i].Slots, nil

@@ -26,6 +26,15 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
+// Effect is whether an action takes place, or is a dry run, which only counts.
+type Effect bool
+
+// The effects.
+const (
+	DryRun  Effect = true
+	ForReal Effect = false
+)
+
 // Operator acts on one watcher. Its methods and its subjects offer everything that an
 // operator can see and do. They are safe for concurrent use.
 //
@@ -47,9 +56,8 @@ type Operator struct {
 	// ForWatcher selects another watcher. Without it, or for another watcher, the registry supplies
 	// the collections that the watcher has read so far.
 	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
-	// Inspect returns what hides events of the watched names of the configuration, or may lose them. owned tells whether
-	// a relay runs, which then reports its rights itself.
-	Inspect func(ctx context.Context, owned bool) ([]outboxes.Finding, error)
+	// Inspect returns what hides events of the watched names of the configuration, or may lose them.
+	Inspect func(ctx context.Context, rights connect.RightsCheck) ([]outboxes.Finding, error)
 	// NextInsert returns the event that follows the position of a slot, without its document.
 	NextInsert    func(ctx context.Context, of slot.Range, at resume.Position) (changes.Skip, error)
 	LetterArchive time.Duration // how long discarded dead letters stay in the archive; 0 removes them at once
@@ -62,8 +70,8 @@ type Operator struct {
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
 	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
-	// KafkaGroups reads consumer groups from Kafka: the named ones, and with all also each group that the login may list.
-	KafkaGroups func(ctx context.Context, names []string, all bool) (connect.Groups, error)
+	// KafkaGroups reads consumer groups from Kafka.
+	KafkaGroups func(ctx context.Context, query connect.GroupQuery) (connect.Groups, error)
 
 	// NewTopic creates a topic in Kafka, and TopicCommand returns the command of kafka-topics.sh for it.
 	NewTopic     func(ctx context.Context, order TopicOrder) (connect.NewTopic, error)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
@@ -51,7 +52,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	}
 	// Without an owner, nothing reports a missing right, and an operator who looks for the cause waits longer.
 	if owned := slices.ContainsFunc(mine, func(slot SlotStatus) bool { return slot.HasOwner() }); !counts || !owned {
-		if counted.Unreadable, err = o.inspectWatched(ctx, owned); err != nil {
+		if counted.Unreadable, err = o.inspectWatched(ctx, connect.RightsCheck(!owned)); err != nil {
 			return Overview{}, err
 		}
 	}
@@ -110,18 +111,18 @@ func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Ov
 	facts := newFacts(o, &view, nil)
 	facts.CountsFail = problem
 	// The reason may be that the watched names cannot be read. This is a second opinion, so its own failure is none.
-	facts.Unreadable, _ = o.inspectWatched(ctx, false)
+	facts.Unreadable, _ = o.inspectWatched(ctx, connect.TryRights)
 	view.Problems = problems.List(facts)
 	return view, nil
 }
 
 // inspectWatched returns the names of the configuration whose events are not delivered, or may get lost. The names of another watcher are
 // unknown.
-func (o Operator) inspectWatched(ctx context.Context, owned bool) ([]outboxes.Finding, error) {
+func (o Operator) inspectWatched(ctx context.Context, rights connect.RightsCheck) ([]outboxes.Finding, error) {
 	if o.Inspect == nil || !o.isConfigured() {
 		return nil, nil
 	}
-	found, err := o.Inspect(ctx, owned)
+	found, err := o.Inspect(ctx, rights)
 	// Without the privilege to list, the names are unknown.
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return nil, nil

@@ -25,8 +25,8 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	f.op.HandlerLetters = []string{deadletter.DefaultCollection}
-	f.op.KafkaGroups = func(_ context.Context, names []string, _ bool) (found connect.Groups, err error) {
-		for _, name := range names {
+	f.op.KafkaGroups = func(_ context.Context, query connect.GroupQuery) (found connect.Groups, err error) {
+		for _, name := range query.Names {
 			found.Groups = append(found.Groups, connect.Group{Name: name})
 		}
 		return found, nil

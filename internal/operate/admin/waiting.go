@@ -250,10 +250,19 @@ type FailedOutcome struct {
 	Done   int64 `json:"done"`
 }
 
-// Retry makes the failed envelopes that match due now. With reset, it also clears their failed attempts, so they are tried as
-// often as new envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
-func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, reset, dryRun bool) (FailedOutcome, error) {
-	out := FailedOutcome{DryRun: dryRun}
+// Attempts is the fate of the failed attempts of an envelope at a retry.
+type Attempts bool
+
+// The attempts count as before, or are cleared.
+const (
+	KeepAttempts  Attempts = false
+	ResetAttempts Attempts = true
+)
+
+// Retry makes the failed envelopes that match due now. If it resets their failed attempts, they are tried as often as new
+// envelopes. It does not change envelopes that wait for another reason, or that were sent in the meantime.
+func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, attempts Attempts, effect Effect) (FailedOutcome, error) {
+	out := FailedOutcome{DryRun: bool(effect)}
 	if err := CheckSelection(filter, filter.All); err != nil {
 		return out, err
 	}
@@ -266,15 +275,15 @@ func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, reset, dryRun 
 		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", filter.Reason)
 	}
 
-	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || dryRun || out.Failed == 0 {
+	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || effect == DryRun || out.Failed == 0 {
 		return out, err
 	}
-	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), query, reset); err != nil || out.Done == 0 {
+	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), query, bool(attempts)); err != nil || out.Done == 0 {
 		return out, err
 	}
 
 	kind := failedRetried
-	if reset {
+	if attempts == ResetAttempts {
 		kind = failedReset
 	}
 	fields := append(auditFields(filter), bson.E{Key: "count", Value: out.Done})

@@ -219,33 +219,33 @@ func TestFailedEnvelopesAreRetriedByAFilter(t *testing.T) {
 	}
 
 	byKey := admin.WaitingFilter{Key: "k"}
-	if got, err := f.op.Waiting().Retry(t.Context(), byKey, true, true); err != nil || got.Failed != 2 || got.Done != 0 || len(due()) != 0 {
+	if got, err := f.op.Waiting().Retry(t.Context(), byKey, admin.ResetAttempts, admin.DryRun); err != nil || got.Failed != 2 || got.Done != 0 || len(due()) != 0 {
 		t.Errorf("dry run: %+v, %v", got, err)
 	}
-	if got, err := f.op.Waiting().Retry(t.Context(), byKey, true, false); err != nil || got.Done != 2 {
+	if got, err := f.op.Waiting().Retry(t.Context(), byKey, admin.ResetAttempts, admin.ForReal); err != nil || got.Done != 2 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got, want := due(), []string{"orders a1 0 false", "orders a2 0 false"}; !slices.Equal(got, want) {
 		t.Errorf("due: %q, want %q", got, want)
 	}
 	// Their attempts are gone, so they are no failed ones any more.
-	if got, err := f.op.Waiting().Retry(t.Context(), byKey, true, false); err != nil || got.Failed != 0 || got.Done != 0 {
+	if got, err := f.op.Waiting().Retry(t.Context(), byKey, admin.ResetAttempts, admin.ForReal); err != nil || got.Failed != 0 || got.Done != 0 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
-	if got, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{IDs: []string{"b1", "blocked", "new", "nobody"}}, false, false); err != nil || got.Done != 1 {
+	if got, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{IDs: []string{"b1", "blocked", "new", "nobody"}}, admin.KeepAttempts, admin.ForReal); err != nil || got.Done != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got, want := due(), []string{"orders a1 0 false", "orders a2 0 false", "orders b1 2 true"}; !slices.Equal(got, want) {
 		t.Errorf("due: %q, want %q", got, want)
 	}
-	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{Reason: "parked"}, false, false); err == nil {
+	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{Reason: "parked"}, admin.KeepAttempts, admin.ForReal); err == nil {
 		t.Error("envelopes that have not failed were retried")
 	}
 
-	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{}, true, false); !errors.Is(err, admin.ErrNoCondition) {
+	if _, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{}, admin.ResetAttempts, admin.ForReal); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("without a condition: got %v, want %v", err, admin.ErrNoCondition)
 	}
-	if got, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{All: true}, true, true); err != nil || got.Failed != 1 {
+	if got, err := f.op.Waiting().Retry(t.Context(), admin.WaitingFilter{All: true}, admin.ResetAttempts, admin.DryRun); err != nil || got.Failed != 1 {
 		t.Errorf("all: %+v, %v", got, err)
 	}
 

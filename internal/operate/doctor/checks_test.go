@@ -364,7 +364,7 @@ func grantACLs(t *testing.T, s *devstack.Stack) {
 
 // aGroupThatTheLoginMayNotSee: the other groups are read, and the group has a sentence with the fix.
 func aGroupThatTheLoginMayNotSee(t *testing.T, cfg config.Config) {
-	found, err := connect.NewCluster(cfg, connect.KafkaHost{}).ReadGroups(t.Context(), []string{"billing"}, true)
+	found, err := connect.NewCluster(cfg, connect.KafkaHost{}).ReadGroups(t.Context(), connect.GroupQuery{Names: []string{"billing"}, All: true})
 	if err != nil || len(found.Groups) != 1 {
 		t.Fatalf("got %+v, %v", found, err)
 	}

@@ -84,7 +84,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
-			odd = append(odd, kafkawire.ExplainTopic(name, topic.Err, false).Text)
+			odd = append(odd, kafkawire.ExplainTopic(name, topic.Err).Text)
 			continue
 		}
 
@@ -129,7 +129,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			rejected = append(rejected, fmt.Sprintf("the user may not create topic %q", name))
 		case err != nil:
-			rejected = append(rejected, kafkawire.ExplainTopic(name, err, true).Text)
+			rejected = append(rejected, kafkawire.ExplainTopic(name, err).Text)
 		}
 	}
 

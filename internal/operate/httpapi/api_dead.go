@@ -123,7 +123,7 @@ func (a *api) addDead() {
 			if err := input.count(ctx, op, filter, task); err != nil {
 				return admin.DeadDiscarded{}, err
 			}
-			return op.Letters().Discard(ctx, filter, input.Body.DryRun, task.SetDone)
+			return op.Letters().Discard(ctx, filter, admin.Effect(input.Body.DryRun), task.SetDone)
 		})
 }
 
@@ -191,7 +191,7 @@ func (a *api) addLetter() {
 			if err := checkPayloadAccess(ctx, input.Payload); err != nil {
 				return nil, err
 			}
-			letter, err := op.Letters().Show(ctx, input.DeadRef, input.Payload)
+			letter, err := op.Letters().Show(ctx, input.DeadRef, admin.Detail(input.Payload))
 			if err != nil {
 				return nil, err
 			}

@@ -108,6 +108,6 @@ func (a *api) addInboxes() {
 			}
 		},
 		) (admin.InboxReleased, error) {
-			return op.Inboxes().Release(ctx, input.Body.Database, input.Body.Collection, input.Body.Force, input.Body.DryRun)
+			return op.Inboxes().Release(ctx, input.Body.Database, input.Body.Collection, input.Body.Force, admin.Effect(input.Body.DryRun))
 		})
 }

@@ -31,9 +31,9 @@ type HandlerAction = FilterAction[admin.HandlerWaitingFilter]
 // actIfExpected plans an action, and carries it out as the task unless the request wants only the plan, or expects another number than
 // count finds in the plan.
 func actIfExpected[F, T any](
-	ctx context.Context, input *FilterAction[F], task *tasks.Task, act func(ctx context.Context, filter F, dryRun bool) (T, error), count func(plan T) int64,
+	ctx context.Context, input *FilterAction[F], task *tasks.Task, act func(ctx context.Context, filter F, effect admin.Effect) (T, error), count func(plan T) int64,
 ) (T, error) {
-	plan, err := act(ctx, input.Body.Filter, true)
+	plan, err := act(ctx, input.Body.Filter, admin.DryRun)
 	if err != nil || input.Body.DryRun {
 		return plan, err
 	}
@@ -43,13 +43,15 @@ func actIfExpected[F, T any](
 		return plan, err
 	}
 	task.SetTotal(matched)
-	return act(ctx, input.Body.Filter, false)
+	return act(ctx, input.Body.Filter, admin.ForReal)
 }
 
-// retryFailed makes failed envelopes due now, and with reset clears their attempts.
-func retryFailed(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task, reset bool) (admin.FailedOutcome, error) {
-	act := func(ctx context.Context, filter admin.WaitingFilter, dryRun bool) (admin.FailedOutcome, error) {
-		return op.Waiting().Retry(ctx, filter, reset, dryRun)
+// retryFailed makes failed envelopes due now.
+func retryFailed(
+	ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task, attempts admin.Attempts,
+) (admin.FailedOutcome, error) {
+	act := func(ctx context.Context, filter admin.WaitingFilter, effect admin.Effect) (admin.FailedOutcome, error) {
+		return op.Waiting().Retry(ctx, filter, attempts, effect)
 	}
 	return actIfExpected(ctx, input, task, act, func(plan admin.FailedOutcome) int64 { return plan.Failed })
 }
@@ -81,12 +83,12 @@ func (a *api) addWaiting() {
 
 	addLongAction(a, "/failed/reset", "reset-failed", "Reset the attempts of failed envelopes, and retry them now",
 		func(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task) (admin.FailedOutcome, error) {
-			return retryFailed(ctx, op, input, task, true)
+			return retryFailed(ctx, op, input, task, admin.ResetAttempts)
 		})
 
 	addLongAction(a, "/failed/retry", "retry-failed", "Retry failed envelopes now; their failed attempts still count",
 		func(ctx context.Context, op admin.Operator, input *FailedAction, task *tasks.Task) (admin.FailedOutcome, error) {
-			return retryFailed(ctx, op, input, task, false)
+			return retryFailed(ctx, op, input, task, admin.KeepAttempts)
 		})
 }
 

@@ -138,7 +138,7 @@ func (a *api) addNodes() {
 			}
 		},
 		) (done, error) {
-			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, input.Body.Node, input.Body.Force)
+			return done{true, "the node is removed from the list"}, op.Nodes().Remove(ctx, input.Body.Node, admin.Removable(input.Body.Force))
 		})
 
 	addQuery(a, "/audit", "list-audit-entries", "List the audit log: takeovers, gaps and actions of operators, newest first",

@@ -82,8 +82,8 @@ func openSite(t *testing.T, change ...func(*AdminOptions)) *site {
 	operator := admin.New(admin.Operator{
 		State: s.state, Watcher: "orders", Node: "n1", Version: "test", Router: router, Redact: redact,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
-		KafkaGroups: func(_ context.Context, names []string, _ bool) (connect.Groups, error) {
-			return connect.Groups{Groups: make([]connect.Group, len(names))}, nil
+		KafkaGroups: func(_ context.Context, query connect.GroupQuery) (connect.Groups, error) {
+			return connect.Groups{Groups: make([]connect.Group, len(query.Names))}, nil
 		},
 		NewTopic: func(_ context.Context, order admin.TopicOrder) (connect.NewTopic, error) {
 			if order.Topic == "taken" {

@@ -88,10 +88,10 @@ func planDiscard(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	out, err := call.use.Letters.Discard(call.ctx, filter, true, nil)
+	out, err := call.use.Letters.Discard(call.ctx, filter, admin.DryRun, nil)
 	preview := preview{
 		run: func() (notice, error) {
-			out, err := call.use.Letters.Discard(call.ctx, filter, false, call.did)
+			out, err := call.use.Letters.Discard(call.ctx, filter, admin.ForReal, call.did)
 			final := "They are gone."
 			if out.ArchivedUntil != nil {
 				final = "They are in the archive until " + out.ArchivedUntil.Format(time.DateTime) + " UTC, where they can be requeued."

@@ -193,12 +193,12 @@ func planInboxPurge(call *call) (preview, error) {
 }
 
 func planInboxRelease(call *call) (preview, error) {
-	release := func(dryRun bool) (admin.InboxReleased, error) {
-		return call.use.Inboxes.Release(call.ctx, call.value("database"), call.value("collection"), call.isSet("force"), dryRun)
+	release := func(effect admin.Effect) (admin.InboxReleased, error) {
+		return call.use.Inboxes.Release(call.ctx, call.value("database"), call.value("collection"), call.isSet("force"), effect)
 	}
-	out, err := release(true)
+	out, err := release(admin.DryRun)
 	run := func() (notice, error) {
-		out, err := release(false)
+		out, err := release(admin.ForReal)
 		return notice{Text: countNoun(out.Released, "claim") + " released."}, err
 	}
 	preview := newPreview(run, "It cannot be taken back. A consumer that holds a claim cannot finish that message.",

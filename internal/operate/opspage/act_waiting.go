@@ -18,20 +18,20 @@ func (c *call) selectFailed() (admin.WaitingFilter, error) {
 	return filter, err
 }
 
-func planRetry(reset bool) func(*call) (preview, error) {
+func planRetry(attempts admin.Attempts) func(*call) (preview, error) {
 	return func(call *call) (preview, error) {
 		filter, err := call.selectFailed()
 		if err != nil {
 			return preview{}, err
 		}
-		out, err := call.use.Waiting.Retry(call.ctx, filter, reset, true)
+		out, err := call.use.Waiting.Retry(call.ctx, filter, attempts, admin.DryRun)
 		text := " due now; their failed attempts still count."
-		if reset {
+		if attempts == admin.ResetAttempts {
 			text = " tried again at once, and as often as new ones."
 		}
 		preview := preview{
 			run: func() (notice, error) {
-				out, err := call.use.Waiting.Retry(call.ctx, filter, reset, false)
+				out, err := call.use.Waiting.Retry(call.ctx, filter, attempts, admin.ForReal)
 				return notice{Text: countVerb(out.Done, "event") + " tried again now."}, err
 			},
 			Count:   out.Failed,

@@ -23,8 +23,8 @@ var actions = map[string]action{
 	"dead-requeue":     {title: "Requeue dead letters", button: "Requeue", back: "/dead", plan: planRequeue},
 	"dead-discard":     {title: "Discard dead letters", button: "Discard", danger: true, back: "/dead", plan: planDiscard},
 	"dead-edit":        {title: "Edit and requeue", button: "Requeue as edited", back: "/dead/letter", plan: planEdit},
-	"retry":            {title: "Retry now", button: "Retry now", back: "/waiting", plan: planRetry(false)},
-	"reset":            {title: "Reset attempts", button: "Reset attempts", back: "/waiting", plan: planRetry(true)},
+	"retry":            {title: "Retry now", button: "Retry now", back: "/waiting", plan: planRetry(admin.KeepAttempts)},
+	"reset":            {title: "Reset attempts", button: "Reset attempts", back: "/waiting", plan: planRetry(admin.ResetAttempts)},
 	"handler-retry":    {title: "Retry messages now", button: "Retry now", back: "/waiting/handlers", plan: planHandlerRetry},
 	"handler-discard":  {title: "Discard messages", button: "Discard", danger: true, back: "/waiting/handlers", plan: planHandlerDiscard},
 	"scheduled-cancel": {title: "Cancel scheduled events", button: "Cancel events", danger: true, back: "/scheduled", plan: planCancel},
@@ -87,7 +87,7 @@ func planNodeRemove(call *call) (preview, error) {
 		return preview{}, errNoNode
 	}
 	run := func() (notice, error) {
-		return notice{Text: "Node " + node + " is off the list."}, call.use.Nodes.Remove(call.ctx, node, false)
+		return notice{Text: "Node " + node + " is off the list."}, call.use.Nodes.Remove(call.ctx, node, admin.IfStopped)
 	}
 	return newPreview(run, "A node that starts again is listed again.",
 		"Node "+node+" is taken off the list, and the slots that it still owns are released. A live node is rejected."), nil

@@ -140,7 +140,7 @@ func showLetter(call *call) (any, error) {
 	}
 	// Payloads are shown only to people who may see them, and only when they ask.
 	withPayload := call.isSet("payload") && call.who.Payloads
-	got, err := call.use.Letters.Show(call.ctx, ref, withPayload)
+	got, err := call.use.Letters.Show(call.ctx, ref, admin.Detail(withPayload))
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
 					Source: filter.Source, Group: l.Source.Group, Handler: l.Source.Handler,
 				}
-				l, err = call.use.Letters.Show(call.ctx, ref, true)
+				l, err = call.use.Letters.Show(call.ctx, ref, admin.WithPayload)
 				// The response has begun, so an error can only abort it.
 				abortOn(err)
 			}

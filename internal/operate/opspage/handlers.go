@@ -56,10 +56,10 @@ func planHandlerRetry(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	out, err := call.use.Handlers.Retry(call.ctx, filter, true)
+	out, err := call.use.Handlers.Retry(call.ctx, filter, admin.DryRun)
 	preview := preview{
 		run: func() (notice, error) {
-			out, err := call.use.Handlers.Retry(call.ctx, filter, false)
+			out, err := call.use.Handlers.Retry(call.ctx, filter, admin.ForReal)
 			return notice{Text: countVerb(out.Retried, "message") + " tried again now.", Final: membersAct}, err
 		},
 		Count:   out.Retried,
@@ -79,10 +79,10 @@ func planHandlerDiscard(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	out, err := call.use.Handlers.Discard(call.ctx, filter, true)
+	out, err := call.use.Handlers.Discard(call.ctx, filter, admin.DryRun)
 	return preview{
 		run: func() (notice, error) {
-			out, err := call.use.Handlers.Discard(call.ctx, filter, false)
+			out, err := call.use.Handlers.Discard(call.ctx, filter, admin.ForReal)
 			return notice{Text: countVerb(out.Discarded, "message") + " discarded.", Final: "They become dead letters of class skipped. " + membersAct}, err
 		},
 		Count:   out.Matched,

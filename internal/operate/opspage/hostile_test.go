@@ -17,10 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-func (d deskLease) Resume(context.Context) error                  { return d.err }
-func (d deskLease) StepDown(context.Context, time.Duration) error { return d.err }
-func (d deskNodes) Remove(context.Context, string, bool) error    { return d.err }
-func (d deskReplays) Cancel(context.Context, string) error        { return d.err }
+func (d deskLease) Resume(context.Context) error                          { return d.err }
+func (d deskLease) StepDown(context.Context, time.Duration) error         { return d.err }
+func (d deskNodes) Remove(context.Context, string, admin.Removable) error { return d.err }
+func (d deskReplays) Cancel(context.Context, string) error                { return d.err }
 func (d *desk) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
 	return result[admin.PurgeReport](d)
 }
@@ -57,11 +57,11 @@ func (d deskInboxes) Purge(context.Context, admin.InboxPurge) (admin.InboxPurged
 	return result[admin.InboxPurged](d.desk)
 }
 
-func (d deskInboxes) Release(context.Context, string, string, bool, bool) (admin.InboxReleased, error) {
+func (d deskInboxes) Release(context.Context, string, string, bool, admin.Effect) (admin.InboxReleased, error) {
 	return result[admin.InboxReleased](d.desk)
 }
 
-func (d deskWaiting) Retry(context.Context, admin.WaitingFilter, bool, bool) (admin.FailedOutcome, error) {
+func (d deskWaiting) Retry(context.Context, admin.WaitingFilter, admin.Attempts, admin.Effect) (admin.FailedOutcome, error) {
 	return result[admin.FailedOutcome](d.desk)
 }
 

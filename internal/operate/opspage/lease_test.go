@@ -198,7 +198,7 @@ func (d *failing) List(context.Context, admin.WaitingFilter, int, string) (admin
 	return admin.Page[admin.WaitingEnvelope]{}, nil
 }
 
-func (d *failing) Retry(_ context.Context, f admin.WaitingFilter, _, dry bool) (admin.FailedOutcome, error) {
+func (d *failing) Retry(_ context.Context, f admin.WaitingFilter, _ admin.Attempts, dry admin.Effect) (admin.FailedOutcome, error) {
 	if d.counted = f; !dry {
 		d.tried = &f
 	}

@@ -182,7 +182,7 @@ func (d deskHandlers) Summary(context.Context, admin.HandlerWaitingFilter) ([]ad
 	return result[[]admin.HandlerWaitingGroup](d.desk)
 }
 
-func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerRetried, error) {
+func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry admin.Effect) (admin.HandlerRetried, error) {
 	d.messages = f
 	if !dry {
 		d.did = append(d.did, "handler-retry")
@@ -190,7 +190,7 @@ func (d deskHandlers) Retry(_ context.Context, f admin.HandlerWaitingFilter, dry
 	return admin.HandlerRetried{Matched: d.count, Retried: d.count}, d.err
 }
 
-func (d deskHandlers) Discard(_ context.Context, f admin.HandlerWaitingFilter, dry bool) (admin.HandlerDiscarded, error) {
+func (d deskHandlers) Discard(_ context.Context, f admin.HandlerWaitingFilter, dry admin.Effect) (admin.HandlerDiscarded, error) {
 	d.messages = f
 	if !dry {
 		d.did = append(d.did, "handler-discard")
@@ -260,8 +260,8 @@ func (d deskLetters) Summary(context.Context, admin.DeadFilter) ([]admin.DeadGro
 	return result[[]admin.DeadGroup](d.desk)
 }
 
-func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
-	d.payload = payload
+func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload admin.Detail) (admin.DeadLetter, error) {
+	d.payload = bool(payload)
 	l, err := result[admin.DeadLetter](d.desk)
 	l.Requeued = nil
 	return l, err
@@ -277,7 +277,7 @@ func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.Dead
 	return out, errors.Join(err, d.rejection)
 }
 
-func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, did func(int64)) (admin.DeadDiscarded, error) {
+func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry admin.Effect, did func(int64)) (admin.DeadDiscarded, error) {
 	d.filter = f
 	if !dry && d.hold != nil {
 		did(7)
@@ -988,7 +988,7 @@ type oneLetter struct {
 	letter admin.DeadLetter
 }
 
-func (o oneLetter) Show(context.Context, admin.DeadRef, bool) (admin.DeadLetter, error) {
+func (o oneLetter) Show(context.Context, admin.DeadRef, admin.Detail) (admin.DeadLetter, error) {
 	return o.letter, nil
 }
 

@@ -66,7 +66,7 @@ type leaseUseCases interface {
 type nodeUseCases interface {
 	List(ctx context.Context) ([]admin.Node, error)
 	Release(ctx context.Context, node string, hold time.Duration) ([]string, error)
-	Remove(ctx context.Context, node string, force bool) error
+	Remove(ctx context.Context, node string, removable admin.Removable) error
 }
 
 type activityUseCases interface {
@@ -79,23 +79,23 @@ type activityUseCases interface {
 type letterUseCases interface {
 	List(ctx context.Context, f admin.DeadFilter, limit int, after string) (admin.Page[admin.DeadLetter], error)
 	Summary(ctx context.Context, f admin.DeadFilter) ([]admin.DeadGroup, error)
-	Show(ctx context.Context, ref admin.DeadRef, payload bool) (admin.DeadLetter, error)
+	Show(ctx context.Context, ref admin.DeadRef, detail admin.Detail) (admin.DeadLetter, error)
 	Requeue(ctx context.Context, f admin.DeadFilter, opts admin.DeadOptions, did func(int64)) (admin.DeadOutcome, error)
-	Discard(ctx context.Context, f admin.DeadFilter, dryRun bool, did func(int64)) (admin.DeadDiscarded, error)
+	Discard(ctx context.Context, f admin.DeadFilter, effect admin.Effect, did func(int64)) (admin.DeadDiscarded, error)
 	Edit(ctx context.Context, ref admin.DeadRef, e admin.DeadEdit, opts admin.DeadOptions) (admin.DeadEdited, error)
 }
 
 type waitingUseCases interface {
 	Topics(ctx context.Context) ([]admin.WaitingTopic, error)
 	List(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.Page[admin.WaitingEnvelope], error)
-	Retry(ctx context.Context, f admin.WaitingFilter, reset, dryRun bool) (admin.FailedOutcome, error)
+	Retry(ctx context.Context, f admin.WaitingFilter, attempts admin.Attempts, effect admin.Effect) (admin.FailedOutcome, error)
 }
 
 type handlerUseCases interface {
 	List(ctx context.Context, f admin.HandlerWaitingFilter, limit int, after string) (admin.Page[admin.HandlerMessage], error)
 	Summary(ctx context.Context, f admin.HandlerWaitingFilter) ([]admin.HandlerWaitingGroup, error)
-	Retry(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerRetried, error)
-	Discard(ctx context.Context, f admin.HandlerWaitingFilter, dryRun bool) (admin.HandlerDiscarded, error)
+	Retry(ctx context.Context, f admin.HandlerWaitingFilter, effect admin.Effect) (admin.HandlerRetried, error)
+	Discard(ctx context.Context, f admin.HandlerWaitingFilter, effect admin.Effect) (admin.HandlerDiscarded, error)
 }
 
 type scheduleUseCases interface {
@@ -126,7 +126,7 @@ type inboxUseCases interface {
 	List(ctx context.Context) ([]admin.InboxCounts, error)
 	Marks(ctx context.Context, database, collection string) ([]admin.InboxMark, error)
 	Purge(ctx context.Context, p admin.InboxPurge) (admin.InboxPurged, error)
-	Release(ctx context.Context, database, collection string, force, dryRun bool) (admin.InboxReleased, error)
+	Release(ctx context.Context, database, collection string, force bool, effect admin.Effect) (admin.InboxReleased, error)
 }
 
 type sagaUseCases interface {

@@ -197,7 +197,10 @@ func (s *Sample) Acked(tp record.TopicPartition, offset int64) {
 }
 
 // NotSent does nothing: only records in Kafka are kept.
-func (s *Sample) NotSent(string, string, bool) {}
+func (s *Sample) NotSent(topic, state string) {}
+
+// Rejected does nothing either.
+func (s *Sample) Rejected(topic, class string) {}
 
 // keepNewest removes the oldest events above the limit, in place.
 func keepNewest(events []Event) []Event {

@@ -132,7 +132,7 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 				continue
 			}
 			sampled++
-			s.NotSent("audit", "parked", false)
+			s.NotSent("audit", "parked")
 			s.Acked(record.TopicPartition{Topic: "orders", Partition: 1}, int64(100*second+i))
 		}
 		c.at = c.at.Add(time.Second)

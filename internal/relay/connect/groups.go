@@ -37,8 +37,15 @@ type Groups struct {
 	Problems []string
 }
 
-// ReadGroups reads the named groups, and with all also each group that the login may list: at most maxGroups. A group that the login may not see, and a broker that does not respond, is a sentence in the result. The error is that no broker responds.
-func (c Cluster) ReadGroups(ctx context.Context, names []string, all bool) (Groups, error) {
+// GroupQuery selects consumer groups.
+type GroupQuery struct {
+	Names []string
+	All   bool // also each group that the login may list
+}
+
+// ReadGroups reads the groups that query selects, at most maxGroups. A group that the login may not see, and a broker that does not
+// respond, is a sentence in the result. The error is that no broker responds.
+func (c Cluster) ReadGroups(ctx context.Context, query GroupQuery) (Groups, error) {
 	out := Groups{Ends: map[record.TopicPartition]int64{}}
 	client, err := c.open()
 	if err != nil {
@@ -46,8 +53,8 @@ func (c Cluster) ReadGroups(ctx context.Context, names []string, all bool) (Grou
 	}
 	defer client.Close()
 
-	names = slices.Clone(names)
-	if all {
+	names := slices.Clone(query.Names)
+	if query.All {
 		listed, err := client.GroupNames(ctx)
 		if errors.Is(err, kafkawire.ErrAway) {
 			return out, err

@@ -77,7 +77,8 @@ func InspectWatched(ctx context.Context, cfg config.Config, client *mongo.Client
 	if err != nil && (!unlisted || !depth.Rights) {
 		return i, err
 	}
-	i.Findings = i.Listing.Inspect(watch, partial || unlisted)
+	i.Listing.Partial = partial || unlisted
+	i.Findings = i.Listing.Inspect(watch)
 	if !depth.Rights {
 		return i, nil
 	}
@@ -150,11 +151,20 @@ func inspectedDatabases(
 // mostInspected bounds the databases that an operator's overview lists.
 const mostInspected = 100
 
-// Inspect returns a function that inspects the watched names for an operator. If no owner reports whether it may read
-// them, the function tries that as the user of this configuration.
-func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, owned bool) ([]outboxes.Finding, error) {
-	return func(ctx context.Context, owned bool) ([]outboxes.Finding, error) {
-		i, err := InspectWatched(ctx, cfg, client, Depth{Patterns: true, Rights: !owned, Databases: mostInspected})
+// RightsCheck is whether an inspection tries to read the watched names as the user of the configuration. If a relay runs, its
+// owner reports that.
+type RightsCheck bool
+
+// The checks.
+const (
+	SkipRights RightsCheck = false
+	TryRights  RightsCheck = true
+)
+
+// Inspect returns a function that inspects the watched names for an operator.
+func Inspect(cfg config.Config, client *mongo.Client) func(ctx context.Context, rights RightsCheck) ([]outboxes.Finding, error) {
+	return func(ctx context.Context, rights RightsCheck) ([]outboxes.Finding, error) {
+		i, err := InspectWatched(ctx, cfg, client, Depth{Patterns: true, Rights: bool(rights), Databases: mostInspected})
 		return i.Findings, err
 	}
 }

@@ -90,7 +90,7 @@ func explainCreation(cfg config.Config, topic string, err error) error {
 		return fmt.Errorf("%w %s: %w; as an administrator, run: kafka-acls.sh --bootstrap-server %s --add --allow-principal '%s' --operation CREATE --topic '%s'",
 			ErrTopicForbidden, topic, code, strings.Join(cfg.Kafka.Brokers, ","), Principal(cfg), topic)
 	default:
-		return fmt.Errorf("%w: %s", errTopicInvalid, kafkawire.ExplainTopic(topic, err, false).Text)
+		return fmt.Errorf("%w: %s", errTopicInvalid, kafkawire.ExplainTopic(topic, err).Text)
 	}
 }
 

@@ -68,7 +68,7 @@ func (r *Relay) newCounter() figures.Counter {
 			return oldest, newest, nil
 		},
 		// The owner itself reports whether it may read the outboxes.
-		Inspect: func(ctx context.Context) ([]outboxes.Finding, error) { return inspect(ctx, true) },
+		Inspect: func(ctx context.Context) ([]outboxes.Finding, error) { return inspect(ctx, connect.SkipRights) },
 	}
 }
 

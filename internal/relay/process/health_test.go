@@ -32,7 +32,7 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 		t.Errorf("ready %v as %s", ok, phase)
 	}
 
-	r.slots[0].State.SetProblem("stream", "denied", true)
+	r.slots[0].State.SetFatalProblem("stream", "denied")
 	if ok, _, why := h.Ready(); ok || len(why) != 1 || !strings.HasPrefix(why[0], "0of2: stream: denied (for ") {
 		t.Errorf("ready %v: %q", ok, why)
 	}

@@ -118,7 +118,7 @@ func (q queries) asOperator(op admin.Operator) {
 	runQuery(q, "one collection", func() (any, error) { return op.Collections(ctx, ns) })
 	for _, node := range listNodes(q, op) {
 		runQuery(q, "slots of a node", func() (any, error) { return op.Nodes().FindSlots(ctx, node) })
-		runQuery(q, "removal of a node", func() (any, error) { return op.Nodes().PlanRemoval(ctx, node, true) })
+		runQuery(q, "removal of a node", func() (any, error) { return op.Nodes().PlanRemoval(ctx, node, admin.EvenIfAlive) })
 	}
 	runQuery(q, "slots", func() (any, error) { return op.Lease().Slots(ctx) })
 	runQuery(q, "minutes", func() (any, error) { return op.Activity().Minutes(ctx, op.Watcher, admin.AllMinutes) })
@@ -158,7 +158,7 @@ func (q queries) asOperator(op admin.Operator) {
 		runQuery(q, name+": count", func() (any, error) { return op.Letters().Count(ctx, f) })
 		runQuery(q, name+": summary", func() (any, error) { return op.Letters().Summary(ctx, f) })
 		f.All = true
-		runQuery(q, name+": discard", func() (any, error) { return op.Letters().Discard(ctx, f, true, func(int64) {}) })
+		runQuery(q, name+": discard", func() (any, error) { return op.Letters().Discard(ctx, f, admin.DryRun, func(int64) {}) })
 		runQuery(q, name+": requeue", func() (any, error) {
 			return op.Letters().Requeue(ctx, f, admin.DeadOptions{DryRun: true}, func(int64) {})
 		})
@@ -169,7 +169,7 @@ func (q queries) asOperator(op admin.Operator) {
 	} {
 		name := fmt.Sprintf("waiting %+v", f)
 		runQuery(q, name, func() (any, error) { return op.Waiting().List(ctx, f, 10, "") })
-		runQuery(q, name+": retry", func() (any, error) { return op.Waiting().Retry(ctx, f, true, true) })
+		runQuery(q, name+": retry", func() (any, error) { return op.Waiting().Retry(ctx, f, admin.ResetAttempts, admin.DryRun) })
 	}
 	runQuery(q, "waiting topics", func() (any, error) { return op.Waiting().Topics(ctx) })
 	runQuery(q, "waiting summary", func() (any, error) { return op.Waiting().Summary(ctx, "") })
@@ -217,7 +217,9 @@ func (q queries) act(op admin.Operator) {
 	runQuery(q, "requeuing", func() (any, error) {
 		return op.Letters().Requeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) {})
 	})
-	runQuery(q, "retrying", func() (any, error) { return op.Waiting().Retry(ctx, admin.WaitingFilter{}, true, false) })
+	runQuery(q, "retrying", func() (any, error) {
+		return op.Waiting().Retry(ctx, admin.WaitingFilter{}, admin.ResetAttempts, admin.ForReal)
+	})
 	runQuery(q, "purging", func() (any, error) { return op.Purge(ctx, admin.Purge{OlderThan: time.Hour}) })
 	runQuery(q, "trimming", func() (any, error) { return op.TrimAudit(ctx, 1) })
 	runQuery(q, "canceling", func() (any, error) {
@@ -227,10 +229,10 @@ func (q queries) act(op admin.Operator) {
 	q.check("pausing", op.Lease().Pause(ctx))
 	for _, node := range listNodes(q, op) {
 		runQuery(q, "releasing a node", func() (any, error) { return op.Nodes().Release(ctx, node, time.Second) })
-		q.check("removing a node", op.Nodes().Remove(ctx, node, true))
+		q.check("removing a node", op.Nodes().Remove(ctx, node, admin.EvenIfAlive))
 	}
 	runQuery(q, "discarding", func() (any, error) {
-		return op.Letters().Discard(ctx, admin.DeadFilter{All: true}, false, func(int64) {})
+		return op.Letters().Discard(ctx, admin.DeadFilter{All: true}, admin.ForReal, func(int64) {})
 	})
 	runQuery(q, "clearing", func() (any, error) {
 		return op.Clear(ctx, admin.ClearOrder{What: []string{"dead", "audit", "replays"}, Confirm: admin.ClearPhrase("default"), Force: true})

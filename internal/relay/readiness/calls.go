@@ -68,7 +68,7 @@ func (c *Calls) RetryFenced(ctx context.Context, op func() error) error {
 
 // Retry repeats op until it succeeds or ctx ends, and reports its errors as a problem of part.
 func (c *Calls) Retry(ctx context.Context, part string, op func(context.Context) error) error {
-	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { c.State.ReportProblem(part, err, false) })
+	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { c.State.ReportProblem(part, err) })
 	if err == nil {
 		c.State.ClearProblems(part)
 	}

@@ -73,34 +73,38 @@ func (s *State) SetPhase(phase Phase) {
 
 // SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
 // whether the problem has changed.
-func (s *State) SetProblem(part, text string, fatal bool) bool {
-	return s.setProblem(part, text, fatal, time.Time{})
+func (s *State) SetProblem(part, text string) bool {
+	return s.setProblem(part, problem{text: text})
+}
+
+// SetFatalProblem is SetProblem of a problem that makes the process not ready at once.
+func (s *State) SetFatalProblem(part, text string) bool {
+	return s.setProblem(part, problem{text: text, fatal: true})
 }
 
 // SetProblemSince is SetProblem of a problem that began at the time began.
 func (s *State) SetProblemSince(part, text string, began time.Time) bool {
-	return s.setProblem(part, text, false, began)
+	return s.setProblem(part, problem{text: text, since: began})
 }
 
-// setProblem is SetProblemSince. If began is zero, a new problem begins now.
-func (s *State) setProblem(part, text string, fatal bool, began time.Time) bool {
+// setProblem sets the problem of part. If next.since is zero, the problem continues that of part, or begins now.
+func (s *State) setProblem(part string, next problem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.problems[part]
-	if text == "" {
+	if next.text == "" {
 		delete(s.problems, part)
 		return had
 	}
 
-	problem := problem{text: text, since: s.now(), fatal: fatal}
-	if had {
-		problem.since = old.since
+	if next.since.IsZero() {
+		next.since = s.now()
+		if had {
+			next.since = old.since
+		}
 	}
-	if !began.IsZero() {
-		problem.since = began
-	}
-	s.problems[part] = problem
-	return old.text != text
+	s.problems[part] = next
+	return old.text != next.text
 }
 
 // SetError sets the problem of part to err. If err is nil, part has no problem any more.
@@ -109,27 +113,28 @@ func (s *State) SetError(part string, err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	s.SetProblem(part, text, false)
+	s.SetProblem(part, text)
 }
 
 // ReportProblem sets the problem of part to err. It logs the problem once, not at each attempt.
-func (s *State) ReportProblem(part string, err error, fatal bool) {
-	if !s.SetProblem(part, err.Error(), fatal) {
-		return
+func (s *State) ReportProblem(part string, err error) {
+	if s.SetProblem(part, err.Error()) {
+		// The error itself is an attribute, so that the log can recognize the outage that it belongs to.
+		s.log.Warn("cannot complete a step; trying again", "part", part, "error", err)
 	}
+}
 
-	// The error itself is an attribute, so that the log can recognize the outage that it belongs to.
-	if fatal {
+// ReportFatalProblem is ReportProblem of a problem that makes the process not ready at once.
+func (s *State) ReportFatalProblem(part string, err error) {
+	if s.SetFatalProblem(part, err.Error()) {
 		s.log.Error("cannot deliver events; they wait in MongoDB", "part", part, "error", err)
-		return
 	}
-	s.log.Warn("cannot complete a step; trying again", "part", part, "error", err)
 }
 
 // ClearProblems removes the problems of parts.
 func (s *State) ClearProblems(parts ...string) {
 	for _, p := range parts {
-		s.SetProblem(p, "", false)
+		s.SetProblem(p, "")
 	}
 }
 

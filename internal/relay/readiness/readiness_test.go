@@ -20,7 +20,7 @@ func TestReadiness(t *testing.T) {
 	}
 
 	const text = "no response from mongodb://u:p@h/"
-	if !s.SetProblem("kafka", text, false) || s.SetProblem("kafka", text, false) {
+	if !s.SetProblem("kafka", text) || s.SetProblem("kafka", text) {
 		t.Fatal("a problem is news once")
 	}
 
@@ -35,7 +35,7 @@ func TestReadiness(t *testing.T) {
 	}
 
 	s.ClearProblems("kafka")
-	s.SetProblem("halted", "x", true)
+	s.SetFatalProblem("halted", "x")
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("what needs a person is not ready at once")
 	}

@@ -141,17 +141,17 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 	})
 }
 
-// NotSent ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
-// class of its rejection if rejected is set. A later delivery of the envelope has other spans.
-func (d *Delivery) NotSent(topic, fate string, rejected bool) {
+// NotSent ends the span of a record that was not sent now, with the state in which its envelope waits. A later delivery of the
+// envelope has other spans.
+func (d *Delivery) NotSent(topic, state string) {
+	d.endSpan(topic, func(span trace.Span) { span.SetAttributes(attribute.String("outrelay.state", state)) })
+}
+
+// Rejected ends the span of a record that was rejected. It gets only the class: a reason may quote data that must not be in a trace.
+func (d *Delivery) Rejected(topic, class string) {
 	d.endSpan(topic, func(span trace.Span) {
-		if rejected {
-			// Only the class: a reason may quote data that must not be in a trace.
-			span.SetStatus(codes.Error, fate)
-			span.SetAttributes(semconv.ErrorTypeKey.String(fate))
-			return
-		}
-		span.SetAttributes(attribute.String("outrelay.state", fate))
+		span.SetStatus(codes.Error, class)
+		span.SetAttributes(semconv.ErrorTypeKey.String(class))
 	})
 }
 

@@ -335,8 +335,8 @@ func TestSpansReachACollector(t *testing.T) {
 	recs := []record.Record{{Topic: "orders", Key: []byte("secret-key"), Value: []byte("secret-payload"), Headers: shared}, {Topic: "audit", Headers: shared}, {Topic: "parked", Headers: shared}}
 	d := tap.Begin(recs, []byte("shop"), []byte("outbox"), time.Now().Add(-20*time.Millisecond).UnixMilli())
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
-	d.NotSent("audit", "message_too_large", true)
-	d.NotSent("parked", "parked", false)
+	d.Rejected("audit", "message_too_large")
+	d.NotSent("parked", "parked")
 	// Another ack adds no span.
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
 	m.ObserveLatency(20*time.Millisecond, 1)

@@ -119,7 +119,7 @@ func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) 
 
 	// A claim that has expired is taken over, so that its holder cannot finish any more.
 	for _, id := range decision.takeOver {
-		ok, err := x.store.MarkHandled(ctx, id, state.markers[id].Holder, true)
+		ok, err := x.store.MarkHandled(ctx, id, state.markers[id].Holder, RemoveHolder)
 		if err != nil {
 			return nil, err
 		}

@@ -178,7 +178,7 @@ func (c *Claim) Handled(ctx context.Context) error {
 	c.inbox.store.RecordTransaction(ctx)
 	err := c.inbox.joinTransaction(ctx, func(ctx context.Context) error {
 		// The holder stays in the marker, so marking the message again changes nothing.
-		ok, err := c.inbox.store.MarkHandled(ctx, c.id, c.holder, false)
+		ok, err := c.inbox.store.MarkHandled(ctx, c.id, c.holder, KeepHolder)
 		if err != nil {
 			return fmt.Errorf("marking %s as handled: %w", c.entry.Key, err)
 		}

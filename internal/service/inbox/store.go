@@ -5,6 +5,15 @@ import (
 	"time"
 )
 
+// NextHolder is the holder of a message after it was marked as handled.
+type NextHolder bool
+
+// The holder keeps the message, or loses it and cannot finish any more.
+const (
+	KeepHolder   NextHolder = false
+	RemoveHolder NextHolder = true
+)
+
 // Store contains the state of an inbox: markers of handled messages, leases of claims, and watermarks.
 // The Inbox decides, the Store reads and writes. Package mongostore and internal/lab/memory implement it.
 //
@@ -51,9 +60,8 @@ type Store interface {
 	// or the marker has the same or a later epoch. It returns the resulting marker.
 	ClaimMarker(ctx context.Context, m NewMarker, h Holder) (Marker, error)
 
-	// MarkHandled marks a claimed message as handled, if h is still the holder. With takeOver, it also
-	// removes the holder from the marker. ok reports whether h was the holder.
-	MarkHandled(ctx context.Context, id ID, h Holder, takeOver bool) (ok bool, err error)
+	// MarkHandled marks a claimed message as handled, if h is still the holder. ok reports whether h was the holder.
+	MarkHandled(ctx context.Context, id ID, h Holder, next NextHolder) (ok bool, err error)
 
 	// WriteResponse stores the response in an existing marker. ReadResponse returns it, or nil if there is no marker or no response.
 	WriteResponse(ctx context.Context, id ID, r Response) error

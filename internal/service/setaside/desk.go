@@ -169,19 +169,18 @@ func (d *Desk) List(ctx context.Context, query Query, after *Position, limit int
 // badHint is the code of the server for a hint that names no index.
 const badHint = 2
 
-// Count returns how many messages the query selects, at most limit; 0 means no limit. failed restricts it to messages that have
-// failed.
-func (d *Desk) Count(ctx context.Context, query Query, failed bool, limit int64) (int64, error) {
-	filter := query.filter()
-	if failed {
-		filter = append(filter, hasFailed...)
-	}
-	opts := options.Count()
+// Count returns how many messages the query selects.
+func (d *Desk) Count(ctx context.Context, query Query) (int64, error) {
+	return d.countDocuments(ctx, query.filter())
+}
 
-	if limit > 0 {
-		opts.SetLimit(limit)
-	}
-	n, err := d.coll.CountDocuments(ctx, filter, opts)
+// CountFailed returns how many of the messages that the query selects have failed.
+func (d *Desk) CountFailed(ctx context.Context, query Query) (int64, error) {
+	return d.countDocuments(ctx, append(query.filter(), hasFailed...))
+}
+
+func (d *Desk) countDocuments(ctx context.Context, filter bson.D) (int64, error) {
+	n, err := d.coll.CountDocuments(ctx, filter)
 	if err != nil {
 		return 0, fmt.Errorf("counting the messages of handlers in %s: %w", mongodb.Namespace(d.coll), err)
 	}

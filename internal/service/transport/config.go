@@ -117,7 +117,7 @@ func (s *SASL) validate() error {
 	switch {
 	// Services sign tokens for AWS with a source of package bearer.
 	case !known || mechanism.Credential == sasl.AWS:
-		add(true, fmt.Sprintf("mechanism %q is unknown: use %s", s.Mechanism, strings.Join(sasl.Names(sasl.Password, sasl.Token), ", ")))
+		return fmt.Errorf("WithSASL: mechanism %q is unknown: use %s", s.Mechanism, strings.Join(sasl.Names(sasl.Password, sasl.Token), ", "))
 	case mechanism.Credential == sasl.Token:
 		add(s.Token == nil, "mechanism "+s.Mechanism+" needs a Token")
 		add(s.Username != "" || s.Password != "", "mechanism "+s.Mechanism+" uses no Username and no Password: remove them")

@@ -203,9 +203,17 @@ func (c *collection) Get(ctx context.Context, id ID) (Letter, error) {
 	return letter, nil
 }
 
-// Find returns the first letters that query selects.
-func (c *collection) Find(ctx context.Context, query Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error) {
-	order := listing.Order{Field: "givenUpAt", Down: !oldestFirst, IDsUpward: true}
+// FindLatest returns the latest letters that query selects.
+func (c *collection) FindLatest(ctx context.Context, query Query, after *Letter, limit int) ([]Letter, error) {
+	return c.findOrdered(ctx, query, listing.Order{Field: "givenUpAt", Down: true, IDsUpward: true}, after, limit)
+}
+
+// FindOldest returns the oldest letters that query selects.
+func (c *collection) FindOldest(ctx context.Context, query Query, after *Letter, limit int) ([]Letter, error) {
+	return c.findOrdered(ctx, query, listing.Order{Field: "givenUpAt", IDsUpward: true}, after, limit)
+}
+
+func (c *collection) findOrdered(ctx context.Context, query Query, order listing.Order, after *Letter, limit int) ([]Letter, error) {
 	filter := query.buildFilter()
 	if after != nil {
 		filter = listing.All(filter, order.After(after.GivenUpAt, after.ID))

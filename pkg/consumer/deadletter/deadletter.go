@@ -52,10 +52,11 @@ type store interface {
 	Put(ctx context.Context, l *Letter) error
 	// Get reads one letter, whole. It returns ErrNotFound if there is none.
 	Get(ctx context.Context, id ID) (Letter, error)
-	// Find returns the first letters that q selects: the latest, or the oldest. If after is not nil, they follow the place of
-	// its ID and GivenUpAt. Find may leave out large values, leaves out all with
-	// q.NoValues, and ignores q.After.
-	Find(ctx context.Context, q Query, after *Letter, oldestFirst bool, limit int) ([]Letter, error)
+	// FindLatest returns the latest letters that q selects. If after is not nil, they follow the place of its ID and GivenUpAt.
+	// FindLatest may leave out large values, leaves out all with q.NoValues, and ignores q.After.
+	FindLatest(ctx context.Context, q Query, after *Letter, limit int) ([]Letter, error)
+	// FindOldest is FindLatest in the opposite order.
+	FindOldest(ctx context.Context, q Query, after *Letter, limit int) ([]Letter, error)
 	// Count counts the letters that q selects.
 	Count(ctx context.Context, q Query) (int64, error)
 	// Summarize counts the letters that q selects by group, handler, name and class.
@@ -166,17 +167,19 @@ const pageSize = 100
 // List iterates over the letters that query selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
 // the first error.
 func (d *Desk) List(ctx context.Context, query Query) iter.Seq2[Letter, error] {
-	return d.iterate(ctx, query, false)
+	return d.iterate(ctx, query, d.store.FindLatest)
 }
 
-// iterate iterates over the letters that query selects.
-func (d *Desk) iterate(ctx context.Context, query Query, oldestFirst bool) iter.Seq2[Letter, error] {
+// iterate iterates over the letters that query selects, in the order of find, which returns the next ones after a letter.
+func (d *Desk) iterate(
+	ctx context.Context, query Query, find func(ctx context.Context, query Query, after *Letter, limit int) ([]Letter, error),
+) iter.Seq2[Letter, error] {
 	return func(yield func(Letter, error) bool) {
 		after, err := parseCursor(query.After)
 		for {
 			var page []Letter
 			if err == nil {
-				page, err = d.store.Find(ctx, query, after, oldestFirst, pageSize)
+				page, err = find(ctx, query, after, pageSize)
 			}
 			if err == nil {
 				err = d.findWaiting(ctx, page)
@@ -226,7 +229,7 @@ func (d *Desk) Summary(ctx context.Context, query Query) ([]Summary, error) {
 func (d *Desk) restrictToExisting(ctx context.Context, query Query) (Query, error) {
 	ids := query
 	ids.NoValues = true
-	newest, err := d.store.Find(ctx, ids, nil, false, 1)
+	newest, err := d.store.FindLatest(ctx, ids, nil, 1)
 	if err != nil || len(newest) == 0 {
 		return query, err
 	}
@@ -266,7 +269,7 @@ func (d *Desk) Discard(ctx context.Context, query Query, options DiscardOptions)
 
 	var n int64
 	for {
-		page, err := d.store.Find(ctx, query, nil, false, pageSize)
+		page, err := d.store.FindLatest(ctx, query, nil, pageSize)
 		if err != nil || len(page) == 0 {
 			return n, err
 		}

@@ -69,7 +69,7 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 	batch := requeueBatch{desk: d}
 	var rejected []error
 	var last *RejectedError
-	for letter, err := range d.iterate(ctx, query, true) {
+	for letter, err := range d.iterate(ctx, query, d.store.FindOldest) {
 		if err == nil {
 			err = batch.add(ctx, letter, opts)
 		}

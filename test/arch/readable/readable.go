@@ -55,7 +55,9 @@ type Measure struct {
 	parameters, oneLetterParameters         int
 	wordParameters                          int // parameters that are English function words
 	commentWords, unclearWords              int
-	unclearTexts                            int // wordings in string literals
+	unclearTexts                            int             // wordings in string literals
+	functions                               map[string]bool // names of all that can be called
+	bareCalls                               []bareCall
 	places                                  []string
 }
 
@@ -63,7 +65,7 @@ type Measure struct {
 func New() *Measure {
 	return &Measure{
 		packages: map[string]bool{}, defined: map[string]int{}, required: map[string]bool{},
-		methods: map[string]int{}, fields: map[string]int{},
+		methods: map[string]int{}, fields: map[string]int{}, functions: map[string]bool{},
 	}
 }
 
@@ -124,6 +126,7 @@ func (m *Measure) addFile(path string) error {
 		}
 	}
 	m.addTexts(path, fset, file)
+	m.addCalls(path, fset, file)
 	for _, decl := range file.Decls {
 		switch typed := decl.(type) {
 		case *ast.FuncDecl:
@@ -175,6 +178,76 @@ func (m *Measure) addTexts(path string, fset *token.FileSet, file *ast.File) {
 		}
 		return true
 	})
+}
+
+// bareCall is a call with true or false among several arguments.
+type bareCall struct{ name, place string }
+
+// dataCalls are functions that take true and false as data, such as an operand of MongoDB: there the word is the clearest text.
+// A name of the standard library is in the list if the module declares the same name.
+var dataCalls = []string{"IfNull", "op", "Exists", "Contains", "Schema", "assertEqual"}
+
+// addCalls collects the calls with a bare boolean, and the names of the functions, methods and variables that can be called. Types
+// are unknown, so a call of another module's function of the same name counts as well.
+func (m *Measure) addCalls(path string, fset *token.FileSet, file *ast.File) {
+	ast.Inspect(file, func(node ast.Node) bool {
+		switch n := node.(type) {
+		case *ast.FuncDecl:
+			m.functions[n.Name.Name] = true
+		case *ast.Field:
+			if _, ok := n.Type.(*ast.FuncType); ok {
+				for _, name := range n.Names {
+					m.functions[name.Name] = true
+				}
+			}
+		case *ast.AssignStmt:
+			for i, value := range n.Rhs {
+				name, ok := n.Lhs[i].(*ast.Ident)
+				if _, isFunc := value.(*ast.FuncLit); ok && isFunc {
+					m.functions[name.Name] = true
+				}
+			}
+		case *ast.CallExpr:
+			if len(n.Args) > 1 && slices.ContainsFunc(n.Args, isBoolean) {
+				name := calleeOf(n.Fun)
+				place := fmt.Sprintf("%s:%d: bare boolean argument: %s", path, fset.Position(n.Pos()).Line, name)
+				m.bareCalls = append(m.bareCalls, bareCall{name, place})
+			}
+		}
+		return true
+	})
+}
+
+// isBoolean reports whether an argument is the word true or false.
+func isBoolean(expr ast.Expr) bool {
+	ident, ok := expr.(*ast.Ident)
+	return ok && (ident.Name == "true" || ident.Name == "false")
+}
+
+// calleeOf returns the name of a called function without its package, receiver and type arguments.
+func calleeOf(expr ast.Expr) string {
+	switch typed := expr.(type) {
+	case *ast.Ident:
+		return typed.Name
+	case *ast.SelectorExpr:
+		return typed.Sel.Name
+	case *ast.IndexExpr:
+		return calleeOf(typed.X)
+	case *ast.IndexListExpr:
+		return calleeOf(typed.X)
+	}
+	return ""
+}
+
+// BareBooleans returns the places of the calls of functions of the files with true or false among several arguments: such a call
+// cannot be read without the declaration. It leaves out functions that take booleans as data.
+func (m *Measure) BareBooleans() (places []string) {
+	for _, call := range m.bareCalls {
+		if m.functions[call.name] && !slices.Contains(dataCalls, call.name) {
+			places = append(places, call.place)
+		}
+	}
+	return places
 }
 
 // addFunction counts the lines, paragraphs and comments of a function, and its name.
@@ -352,10 +425,10 @@ func (m *Measure) OneLetterParameters() float64 { return percent(m.oneLetterPara
 // WordParameters returns the number of parameters and results that are English function words.
 func (m *Measure) WordParameters() int { return m.wordParameters }
 
-// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, one-letter variables, parameters that are function words, names
+// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, one-letter variables, parameters that are function words, bare boolean arguments, names
 // that are defined too often, large types, and comments with words that the writing guide in CONTRIBUTING.md rules out.
 func (m *Measure) Places() []string {
-	places := slices.Clone(m.places)
+	places := append(slices.Clone(m.places), m.BareBooleans()...)
 	for name, n := range m.Defined() {
 		if n > mostDefined {
 			places = append(places, fmt.Sprintf("name: %s is defined %d times", name, n))
@@ -429,6 +502,7 @@ func (m *Measure) Print(out io.Writer) {
 	row("one-word function names, all; unexported", "%.1f %%; %.1f %%", percent(m.oneWord, m.names), percent(m.unexportedOneWord, m.unexported))
 	row("one-letter locals; parameters (without i j n ok err)", "%.1f %%; %.1f %%", m.OneLetterLocals(), m.OneLetterParameters())
 	row("parameters that are English function words", "%d", m.wordParameters)
+	row("bare boolean arguments", "%d", len(m.BareBooleans()))
 	row("most defined unexported names", "%s", top(m.Defined(), printedRepeats))
 	row("types with the most methods", "%s", top(m.methods, 3))
 	row("types with the most fields", "%s", top(m.fields, 3))

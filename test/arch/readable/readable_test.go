@@ -3,6 +3,7 @@ package readable
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -38,6 +39,50 @@ func (r *receiver) f(t *testing.T, a, long int) (b bool, err error) {
 	}
 	if m.parameters != 4 || m.oneLetterParameters != 3 {
 		t.Errorf("%d parameters, %d of one letter", m.parameters, m.oneLetterParameters)
+	}
+}
+
+func TestBareBooleanArguments(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	const text = `package a
+
+type store interface{ read(name string, all bool) }
+
+type hooks struct{ report func(on bool, n int) }
+
+func load[T any](value T, again bool) {}
+
+func call(s store, h hooks) {
+	closed := func(name string, wait bool) {}
+	s.read("a", true)
+	h.report(false, 1)
+	load[int](1, false)
+	closed("a", true)
+	join(true)
+	other.Set("a", true)
+	IfNull("a", false)
+	s.read("a", all)
+}
+
+func join(begun bool) {}
+
+func IfNull(field string, value any) {}
+`
+	if err := os.WriteFile(filepath.Join(dir, "a.go"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := New()
+	if err := m.AddTree(dir, false); err != nil {
+		t.Fatal(err)
+	}
+
+	// Not join, which has one argument, not other.Set, which the files do not declare, and not IfNull, whose argument is data.
+	got := m.BareBooleans()
+	for i, want := range []string{"a.go:11: bare boolean argument: read", "a.go:12: bare boolean argument: report", "a.go:13: bare boolean argument: load", "a.go:14: bare boolean argument: closed"} {
+		if len(got) != 4 || !strings.HasSuffix(got[i], want) {
+			t.Fatalf("%q, want %q at %d", got, want, i)
+		}
 	}
 }
 

@@ -53,19 +53,27 @@ func (l *Latency) Add(committed, seen time.Time) {
 	l.resolveOutageLocked()
 }
 
-// Outage begins an outage at the time when the owner was made to stop. With leaveOut the
-// percentiles leave its events out. If there is an outage already, it continues.
-func (l *Latency) Outage(from time.Time, leaveOut bool) {
+// Samples is whether the percentiles have the events of an outage.
+type Samples bool
+
+// The percentiles keep the events, or leave them out.
+const (
+	KeepSamples Samples = true
+	OmitSamples Samples = false
+)
+
+// Outage begins an outage at the time when the owner was made to stop. If there is an outage already, it continues.
+func (l *Latency) Outage(from time.Time, samples Samples) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	if l.inOutage {
 		l.acquiredAt = time.Time{}
-		l.keepOutage = l.keepOutage && !leaveOut
+		l.keepOutage = l.keepOutage && samples == KeepSamples
 		return
 	}
 	l.inOutage = true
-	l.keepOutage = !leaveOut
+	l.keepOutage = samples == KeepSamples
 	l.outageFrom = from
 	l.acquiredAt = time.Time{}
 }

@@ -45,7 +45,7 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 		l.Add(at0(time.Duration(i)*time.Millisecond), at0(time.Duration(i+1)*time.Millisecond))
 	}
 
-	l.Outage(at0(200*time.Millisecond), true)
+	l.Outage(at0(200*time.Millisecond), OmitSamples)
 	// The event was committed before the kill, and has a latency of 2 ms.
 	l.Add(at0(199*time.Millisecond), at0(201*time.Millisecond))
 	if _, over := l.Outside(); over {
@@ -72,9 +72,9 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 func TestTwoKillsAreOneOutage(t *testing.T) {
 	t.Parallel()
 	l := NewLatency()
-	l.Outage(t0, true)
+	l.Outage(t0, OmitSamples)
 	l.Acquired(at0(time.Second))
-	l.Outage(at0(1100*time.Millisecond), true) // before it delivered anything
+	l.Outage(at0(1100*time.Millisecond), OmitSamples) // before it delivered anything
 	l.Add(at0(500*time.Millisecond), at0(1050*time.Millisecond))
 	if _, over := l.Outside(); over {
 		t.Error("over without an owner")
@@ -114,7 +114,7 @@ func TestARecordBeforeItsAcknowledgementTookNoTime(t *testing.T) {
 func TestHandoverCounts(t *testing.T) {
 	t.Parallel()
 	l := NewLatency()
-	l.Outage(t0, false)
+	l.Outage(t0, KeepSamples)
 	l.Add(at0(time.Millisecond), at0(101*time.Millisecond))
 	l.Acquired(at0(90 * time.Millisecond))
 	l.Add(at0(50*time.Millisecond), at0(150*time.Millisecond))

@@ -186,12 +186,19 @@ func (w *Worker) Kill() error {
 // Close kills the process and removes the files.
 func (w *Worker) Close() { w.stack.Stop() }
 
-// Create creates the connector, stopped or running.
-func (w *Worker) Create(ctx context.Context, stopped bool) error {
-	body := map[string]any{"name": w.options.Name, "config": w.options.Config}
-	if stopped {
-		body["initial_state"] = "STOPPED"
-	}
+// Create creates the connector, which runs at once.
+func (w *Worker) Create(ctx context.Context) error {
+	return w.postConnector(ctx, map[string]any{})
+}
+
+// CreateStopped creates the connector, which does not run before [Worker.Resume].
+func (w *Worker) CreateStopped(ctx context.Context) error {
+	return w.postConnector(ctx, map[string]any{"initial_state": "STOPPED"})
+}
+
+// postConnector creates the connector with body, to which it adds the name and the configuration.
+func (w *Worker) postConnector(ctx context.Context, body map[string]any) error {
+	body["name"], body["config"] = w.options.Name, w.options.Config
 	return w.call(ctx, http.MethodPost, "/connectors", body)
 }
 

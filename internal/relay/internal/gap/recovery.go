@@ -440,7 +440,7 @@ func (r *Recovery) SaveCursor(ctx context.Context) error {
 type sweptPublisher struct{ *Recovery }
 
 // Trouble implements sweep.Publisher.
-func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err, false) }
+func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err) }
 
 // Reached implements sweep.Publisher.
 func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {

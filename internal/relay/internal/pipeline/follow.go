@@ -17,10 +17,12 @@ type Follower interface {
 	// Acked reports that the record for the topic of tp is in that partition at offset.
 	Acked(tp record.TopicPartition, offset int64)
 
-	// NotSent reports that the record is not sent now. fate is the state in which its envelope
-	// waits, or the class of its rejection if rejected is true. If topic is empty, the report
+	// NotSent reports that the record is not sent now, with the state in which its envelope waits. If topic is empty, the report
 	// concerns all records that are left.
-	NotSent(topic, fate string, rejected bool)
+	NotSent(topic, state string)
+
+	// Rejected is NotSent of a record that was rejected, with the class of its rejection.
+	Rejected(topic, class string)
 }
 
 // group reports to several followers.
@@ -34,9 +36,16 @@ func (g group) Acked(tp record.TopicPartition, offset int64) {
 }
 
 // NotSent implements Follower.
-func (g group) NotSent(topic, fate string, rejected bool) {
+func (g group) NotSent(topic, state string) {
 	for _, f := range g {
-		f.NotSent(topic, fate, rejected)
+		f.NotSent(topic, state)
+	}
+}
+
+// Rejected implements Follower.
+func (g group) Rejected(topic, class string) {
+	for _, f := range g {
+		f.Rejected(topic, class)
 	}
 }
 
@@ -145,15 +154,15 @@ func (f *followers) notifyLeft(outcome *ledger.Outcome, unsent unsent) (resolved
 		return resolved
 	}
 
-	fate, rejected := string(outcome.Reason), outcome.Rejection.Class != ""
-	if rejected {
-		fate = string(outcome.Rejection.Class)
+	report := func(topic string) { tracked.follower.NotSent(topic, string(outcome.Reason)) }
+	if class := outcome.Rejection.Class; class != "" {
+		report = func(topic string) { tracked.follower.Rejected(topic, string(class)) }
 	}
 	if len(outcome.Topics) == 0 {
-		tracked.follower.NotSent(outcome.Topic, fate, rejected)
+		report(outcome.Topic)
 	}
 	for _, topic := range outcome.Topics {
-		tracked.follower.NotSent(topic, fate, rejected)
+		report(topic)
 	}
 	return resolved
 }

@@ -22,8 +22,12 @@ func (h *followerLog) Acked(tp record.TopicPartition, offset int64) {
 	h.appendEntry(fmt.Sprintf("%s/%d@%d", tp.Topic, tp.Partition, offset))
 }
 
-func (h *followerLog) NotSent(topic, fate string, rejected bool) {
-	h.appendEntry(fmt.Sprint(topic, " ", fate, " ", rejected))
+func (h *followerLog) NotSent(topic, state string) {
+	h.appendEntry(fmt.Sprint(topic, " ", state, " false"))
+}
+
+func (h *followerLog) Rejected(topic, class string) {
+	h.appendEntry(fmt.Sprint(topic, " ", class, " true"))
 }
 
 func (h *followerLog) appendEntry(s string) {
@@ -82,8 +86,9 @@ func TestAGroupOfFollowersGetsTheSame(t *testing.T) {
 	var one, two followerLog
 	g := group{&one, &two}
 	g.Acked(record.TopicPartition{Topic: "a"}, 7)
-	g.NotSent("b", "parked", false)
-	if want := []string{"a/0@7", "b parked false"}; !slices.Equal(one.list, want) || !slices.Equal(two.list, want) {
+	g.NotSent("b", "parked")
+	g.Rejected("c", "malformed")
+	if want := []string{"a/0@7", "b parked false", "c malformed true"}; !slices.Equal(one.list, want) || !slices.Equal(two.list, want) {
 		t.Errorf("%v and %v, want %v", one.list, two.list, want)
 	}
 }

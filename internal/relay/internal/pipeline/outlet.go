@@ -191,9 +191,9 @@ func (o *Outlet) followResults(
 		for _, a := range published.Results {
 			switch {
 			case a.Rejection != nil:
-				follower.NotSent(a.Topic, string(a.Rejection.Class), true)
+				follower.Rejected(a.Topic, string(a.Rejection.Class))
 			case a.Held != nil:
-				follower.NotSent(a.Topic, "held", false)
+				follower.NotSent(a.Topic, "held")
 			default:
 				follower.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
 			}

@@ -194,7 +194,7 @@ func (x *Sender) publish(
 				left = topicsOf(published.Results)
 			}
 			outcome := x.config.Ledger.Decide(&document, left, published.Results)
-			x.addOutcome(outcome, flight, stamp, published.Ticket, true)
+			x.addOutcome(outcome, flight, stamp, published.Ticket)
 		})
 		if err == nil {
 			return nil
@@ -209,7 +209,7 @@ func (x *Sender) publish(
 
 	// Until its fate is written, later envelopes of the key would overtake this envelope.
 	x.breakKey(flight.key)
-	x.addOutcome(x.config.Ledger.Rejected(&document, waits, rejected), flight, stamp, 0, false)
+	x.addOutcome(x.config.Ledger.Rejected(&document, waits, rejected), flight, stamp)
 	return nil
 }
 
@@ -222,13 +222,13 @@ func topicsOf(results []record.Result) []string {
 	return topics
 }
 
-// addOutcome passes the fate of a flight to the ledger. When it is stored, the offset of the ticket is released first: the fate is
-// committed, so the stored offset may pass it.
-func (x *Sender) addOutcome(outcome *ledger.Outcome, flight *flight, stamp bson.Timestamp, ticket record.Ticket, hasTicket bool) {
+// addOutcome passes the fate of a flight to the ledger. When it is stored, the offsets of the tickets are released first: the fate is
+// committed, so the stored offset may pass them.
+func (x *Sender) addOutcome(outcome *ledger.Outcome, flight *flight, stamp bson.Timestamp, tickets ...record.Ticket) {
 	outcome.Stamp = stamp
 	outcome.Stored = func(outcome *ledger.Outcome) {
-		if hasTicket {
-			x.config.Outlet.Settle([]record.Ticket{ticket})
+		if len(tickets) > 0 {
+			x.config.Outlet.Settle(tickets)
 		}
 		x.openGates(outcome)
 		x.endFlight(outcome.Doc.DocumentID, flight, outcome)

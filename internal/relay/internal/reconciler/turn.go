@@ -41,7 +41,11 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 		// Later envelopes may follow it only to the topics to which it is in flight, and only if it is
 		// not alone.
 		if flight.partial || flight.alone {
-			x.stopTopicsLocked(candidate.topics, flight.alone, flight.topics)
+			inFlight := flight.topics
+			if flight.alone {
+				inFlight = nil
+			}
+			x.stopTopicsLocked(candidate.topics, inFlight)
 		}
 		return nil, nil
 	}
@@ -57,7 +61,7 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 		if candidate.NextAt > now && len(x.current.stopped) == 0 {
 			x.rememberStopLocked(candidate, candidate.NextAt)
 		}
-		x.stopTopicsLocked(candidate.topics, true, nil)
+		x.stopTopicsLocked(candidate.topics, nil)
 		return nil, nil
 	}
 
@@ -87,7 +91,7 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 	}
 	x.trackLocked(candidate.DocumentID, flight)
 	if flight.alone {
-		x.stopTopicsLocked(topics, true, nil)
+		x.stopTopicsLocked(topics, nil)
 	}
 	return topics, flight
 }
@@ -178,11 +182,10 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 	return free
 }
 
-// stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
-// inFlight.
-func (x *Sender) stopTopicsLocked(topics []string, all bool, inFlight []string) {
+// stopTopicsLocked stops the current key for topics, without those in flight.
+func (x *Sender) stopTopicsLocked(topics, inFlight []string) {
 	for _, t := range topics {
-		if all || !slices.Contains(inFlight, t) {
+		if !slices.Contains(inFlight, t) {
 			x.current.stopped[t] = struct{}{}
 		}
 	}

@@ -126,7 +126,7 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 		note(retryAt)
 		if len(ids) > 0 {
 			ids = ids[:min(len(ids), lockedAtOnce)]
-			locked = append(locked, s.newPartOf(c, ids, s.Mark))
+			locked = append(locked, s.newPartOf(c, query{ids: ids, mark: s.Mark}))
 		}
 	}
 
@@ -142,8 +142,9 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 }
 
 // newPartOf returns a part with the envelopes of ids.
-func (s *Scheduled) newPartOf(collection *scheduledCollection, ids []bson.RawValue, mark bool) *part {
-	return &part{scheduledCollection: collection, query: query{slot: s.Slot, ids: ids, limit: len(ids), mark: mark}}
+func (s *Scheduled) newPartOf(collection *scheduledCollection, query query) *part {
+	query.slot, query.limit = s.Slot, len(query.ids)
+	return &part{scheduledCollection: collection, query: query}
 }
 
 // nextPosition returns a position that no other claimed envelope has.
@@ -242,7 +243,7 @@ func (s *Scheduled) isolate(ctx context.Context, part *part, fault error) error 
 	case n == 0 || !isRejected && !isUnmarkable && !isLocked:
 	case n > 1 && part.ids != nil:
 		for _, ids := range [][]bson.RawValue{part.ids[:len(part.ids)/2], part.ids[len(part.ids)/2:]} {
-			if _, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, ids, part.mark)); err != nil {
+			if _, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, query{ids: ids, mark: part.mark})); err != nil {
 				return err
 			}
 		}
@@ -260,7 +261,7 @@ func (s *Scheduled) isolate(ctx context.Context, part *part, fault error) error 
 		// It is due, and would be claimed again and again.
 		s.Log.Error("an outbox rejects the mark of a due envelope, which is removed instead", "collection", part.ns,
 			"id", part.list[0].id().String(), "error", unmarkable, "fix", "allow the field scheduledFor in the validator")
-		_, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, []bson.RawValue{part.list[0].id()}, false))
+		_, err := s.claimParts(ctx, s.newPartOf(part.scheduledCollection, query{ids: []bson.RawValue{part.list[0].id()}}))
 		return err
 	default:
 		err := s.bury(ctx, part, rejected)

@@ -40,10 +40,9 @@ type obstacle struct{ kind, text string }
 
 func (o obstacle) none() bool { return o.kind == "" }
 
-// topicObstacle explains a topic's error code in metadata or in a response, with the fix. creates
-// means that missing topics are created automatically.
-func topicObstacle(topic string, err error, creates bool) obstacle {
-	o := kafkawire.ExplainTopic(topic, err, creates)
+// topicObstacle explains a topic's error code in metadata or in a response, with the fix.
+func topicObstacle(topic string, err error) obstacle {
+	o := kafkawire.ExplainTopic(topic, err)
 	return obstacle{o.Kind, o.Text}
 }
 

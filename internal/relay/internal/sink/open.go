@@ -254,7 +254,7 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 	defer o.sink.mu.Unlock()
 	for _, name := range created {
 		if topic := o.sink.topics[name]; !topic.isOpen() && topic.obstacle.kind == kindOpening {
-			topic.setObstacle(topicObstacle(name, kafkawire.UnknownTopicOrPartition, true), time.Now())
+			topic.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name)}, time.Now())
 		}
 	}
 }
@@ -297,10 +297,10 @@ func (o *opener) noteObstacle(names []string, err error) {
 			continue
 		}
 
-		why := topicObstacle(name, err, creates)
+		why := topicObstacle(name, err)
 		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
-		if why.kind != kindUnreachable && topic.shouldLog(now, creates) {
+		if why.kind != kindUnreachable && topic.shouldLog(now, creation(creates)) {
 			o.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(topic.waiting))
 		}
 	}
@@ -374,5 +374,5 @@ func (s *Sink) resendLocked(topic *topic, rec *record.Record, ticket record.Tick
 	}
 
 	need, size := recordSizes(rec)
-	s.enqueueLocked(partition, rec, ticket, size, need, false)
+	s.enqueueLocked(partition, rec, ticket, size, need, firstCopy)
 }

@@ -69,10 +69,17 @@ type obstruction struct {
 // settleTime is how long a topic that was just created may have no leader, or not exist yet, before that is logged.
 const settleTime = 2 * time.Second
 
-// shouldLog reports whether the obstacle has to be logged now, and counts it as logged. creates means that missing topics are
-// created automatically.
-func (o *obstruction) shouldLog(now time.Time, creates bool) bool {
-	mayBeNew := o.obstacle.kind == kindNoLeader || creates && o.obstacle.kind == kindMissing
+// creation is how a missing topic is created.
+type creation bool
+
+const (
+	createdByHand        creation = false
+	createdAutomatically creation = true
+)
+
+// shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
+func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
+	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
 	if o.obstacle == o.logged || mayBeNew && now.Sub(o.since) < settleTime {
 		return false
 	}

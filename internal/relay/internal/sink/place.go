@@ -163,14 +163,14 @@ func haveLeaders(list []kafkawire.PartitionLayout) bool {
 // detachTopicLocked removes the partitions of a topic that is missing or forbidden from their loops.
 // Its records wait.
 func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
-	why := topicObstacle(topic.name, err, false)
+	why := topicObstacle(topic.name, err)
 	code, _ := err.(kafkawire.Code) //nolint:errorlint // kafkawire.Layout holds the bare code
 	if code == kafkawire.UnknownTopicOrPartition {
 		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
 			"create it again with at least %d partitions, or grant DESCRIBE", topic.name, len(topic.partitions))
 	}
 	topic.setObstacle(why, now)
-	if topic.shouldLog(now, false) {
+	if topic.shouldLog(now, createdByHand) {
 		r.sink.log.Error("topic cannot be written", "topic", topic.name, "error", why.text)
 	}
 

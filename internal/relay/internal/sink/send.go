@@ -117,7 +117,7 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	if mayBeCopy && !partition.quarantine {
 		top.markKeySentLocked(rec.Key, side)
 	}
-	s.enqueueLocked(partition, rec, ticket, size, need, mayBeCopy)
+	s.enqueueLocked(partition, rec, ticket, size, need, copyRisk(mayBeCopy))
 	s.batches.changeUnresolvedLocked(1, size)
 	return nil
 }
@@ -289,14 +289,21 @@ func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, ticket recor
 	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), ticket), size)
 }
 
+// copyRisk is whether a record can be a second copy, provided that a part of its partition was not read back.
+type copyRisk bool
+
+const (
+	firstCopy    copyRisk = false
+	maybeAnother copyRisk = true
+)
+
 // enqueueLocked encodes rec into the open batch of partition.
 //
 // size is the number of bytes that rec has reserved, and need is the number that it needs in the
-// batch. mayBeCopy means that rec can be a second copy, provided that a part of the partition was
-// not read back.
-func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket record.Ticket, size, need int, mayBeCopy bool) {
+// batch.
+func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket record.Ticket, size, need int, risk copyRisk) {
 	unread := partition.readBack.incomplete || partition.topic.allKeysSent
-	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
+	if unread && risk == maybeAnother && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
 		// The records of the other targets share the headers, so a copy gets the flag.
 		flagged := *rec

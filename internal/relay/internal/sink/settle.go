@@ -164,7 +164,7 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 	case kafkawire.VerdictRejected:
 		retry.Signal(l.sink.refresher.wake)
 		partition.away = partition.away || result.Code == kafkawire.UnknownTopicOrPartition
-		why := topicObstacle(partition.tp.Topic, result.Err(), false)
+		why := topicObstacle(partition.tp.Topic, result.Err())
 		// A leader that has just moved away responds with this code, too.
 		if result.Code == kafkawire.UnknownTopicOrPartition && partition.tries < movedTries {
 			l.retryLaterLocked(partition, why, now)
@@ -300,8 +300,8 @@ func forEachRecord(source *pending, visit func(i int, rec *record.Record)) error
 }
 
 // reencodeHeadLocked encodes the records of the head head of partition again, in n batches that replace it.
-// The first of them gets the sequence of head, because head was not appended.
-func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int, uncompressed bool) {
+// The first of them gets the sequence of head, because head was not appended. If head.uncompressed is set, they are not compressed.
+func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int) {
 	batches := make([]*pending, n)
 	count := int(head.builder.Count())
 	err := forEachRecord(head, func(i int, rec *record.Record) {
@@ -310,7 +310,7 @@ func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int, un
 		need, size := recordSizes(rec)
 		if batches[to] == nil {
 			batches[to] = l.sink.batches.newBatchLocked(batch.BufferSize(need))
-			batches[to].uncompressed = uncompressed
+			batches[to].uncompressed = head.uncompressed
 		}
 
 		l.sink.batches.appendRecordLocked(batches[to], rec, head.tickets[i], size, need)
@@ -333,14 +333,14 @@ func (l *loop) splitHeadLocked(partition *partition, batch *pending) {
 		l.withdrawBadLocked(partition, func(int) *record.Rejection { return newTooLargeRejection(partition.topic, size) })
 		return
 	}
-	l.reencodeHeadLocked(partition, batch, 2, batch.uncompressed)
+	l.reencodeHeadLocked(partition, batch, 2)
 }
 
 // rejectSizeLocked halves a batch at whose size the connection ends. If it has only one record, the record is rejected.
 func (l *loop) rejectSizeLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() > 1 {
-		l.reencodeHeadLocked(partition, batch, 2, batch.uncompressed)
+		l.reencodeHeadLocked(partition, batch, 2)
 		return
 	}
 	reason := fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes with this record (topic %q); "+
@@ -396,7 +396,8 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 	}
 
 	corruptCount := batch.corruptCount
-	l.reencodeHeadLocked(partition, batch, 1, true)
+	batch.uncompressed = true
+	l.reencodeHeadLocked(partition, batch, 1)
 	// The new batch continues the count, so that its retries become slow.
 	partition.queue[0].corruptCount = corruptCount
 

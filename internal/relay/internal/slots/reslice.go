@@ -157,7 +157,7 @@ func Reslice(
 // stays.
 func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
 	r.OnStep("saving the number of slots: " + pluralize(r.Slots, "slot"))
-	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots, false); err != nil {
+	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots); err != nil {
 		return err
 	}
 
@@ -165,7 +165,7 @@ func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
 	if err != nil || has == 0 || has == r.Slots {
 		return err
 	}
-	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has, false); err != nil {
+	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has); err != nil {
 		return err
 	}
 	return rejectionf("watcher %s was started with %s at this moment; reslice it once it runs",
@@ -401,7 +401,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 		if err := lease.Replace(tx, r.state.Collection("watchers"), old, fresh, control); err != nil {
 			return err
 		}
-		return divisions.InTransaction(r.state).Divide(tx, r.cfg.Watcher, r.Slots, true)
+		return divisions.InTransaction(r.state).DivideBegun(tx, r.cfg.Watcher, r.Slots)
 	})
 	if err == nil {
 		return nil

@@ -189,7 +189,7 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	unwritable = limitUnwritable(unwritable)
 	m.slot.setUnwritableGauges(unwritable)
 	m.journal.announceParked(unwritable)
-	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
+	if m.slot.State.SetProblem("stuck", text) && text != "" {
 		line := []any{"waits", text, "records", records}
 		// With the error of the outage, the log counts this line to the outage and does not repeat it.
 		if away := m.slot.shared.Kafka.Outage(); away != nil {
@@ -207,7 +207,7 @@ func (m *monitor) reportStream(now time.Time, stream changestream.State) changes
 	isStuck := standing > 0 && standing >= m.slot.shared.Pace.Stuck
 	switch {
 	case stream.Phase == changestream.ConfigError:
-		m.slot.State.SetProblem("stream", stream.Reason, true)
+		m.slot.State.SetFatalProblem("stream", stream.Reason)
 
 	case isStuck:
 		// Between two attempts it looks alive, so the phase says nothing.
@@ -221,7 +221,7 @@ func (m *monitor) reportStream(now time.Time, stream changestream.State) changes
 		m.slot.State.ClearProblems("stream")
 
 	default:
-		m.slot.State.SetProblem("stream", stream.Reason, false)
+		m.slot.State.SetProblem("stream", stream.Reason)
 	}
 	return stream
 }
@@ -244,7 +244,7 @@ func (m *monitor) reportStandstill(now time.Time, explained bool) {
 			text = fmt.Sprintf("MongoDB has not stored the oldest waiting or dead event for %s", limit)
 		}
 	}
-	if m.slot.State.SetProblem("standstill", text, false) && text != "" {
+	if m.slot.State.SetProblem("standstill", text) && text != "" {
 		m.log.Warn("the position does not move", "error", text, "unresolved", unresolved, "to_store", unrecorded)
 	}
 }

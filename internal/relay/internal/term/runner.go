@@ -309,7 +309,11 @@ func (r *Runner) waitForDivision(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.State.ReportProblem("slots", err, errors.Is(err, divisions.ErrDivided))
+		if errors.Is(err, divisions.ErrDivided) {
+			r.State.ReportFatalProblem("slots", err)
+		} else {
+			r.State.ReportProblem("slots", err)
+		}
 		if err := retry.Sleep(ctx, divideRetry); err != nil {
 			return err
 		}
@@ -371,7 +375,7 @@ func (r *Runner) OwnSlot(stop, work context.Context) error {
 				continue
 			}
 
-			r.State.ReportProblem("lease", err, true)
+			r.State.ReportFatalProblem("lease", err)
 			if retry.Sleep(stop, configRetry) != nil {
 				return nil
 			}
@@ -480,7 +484,7 @@ func (r *Runner) recordFenced(now time.Time, err error) *readiness.HaltError {
 // haltWithoutLease waits for [fencedHalt]. It returns an error if stop ends before.
 func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltError) error {
 	r.State.SetPhase(readiness.PhaseHalted)
-	r.State.ReportProblem("halted", halt, true)
+	r.State.ReportFatalProblem("halted", halt)
 	defer r.State.ClearProblems("halted")
 	// After the pause, the limit counts from zero. Otherwise the next fencing would halt again at once.
 	r.fencedAt = nil

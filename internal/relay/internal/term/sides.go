@@ -67,7 +67,7 @@ func newLedger(inputs *sources, outputs *stores, queue *ledger.Queue, meter *met
 
 		// These learn what happens.
 		Entered:     func(list []*waiting.Entry) { outputs.entered.Put(list...) },
-		OnRetry:     func(err error) { state.ReportProblem("ledger", err, false) },
+		OnRetry:     func(err error) { state.ReportProblem("ledger", err) },
 		OnRecovered: func() { state.ClearProblems("ledger") },
 		Count:       meter.countOutcome,
 		GivenUp:     shared.Hooks.GivenUp,
@@ -82,7 +82,7 @@ func newLedger(inputs *sources, outputs *stores, queue *ledger.Queue, meter *met
 // newSides returns the sides of the term, which send through dispatcher to sink. It starts nothing.
 func (t *term) newSides(sink *sink.Sink, dispatcher *pipeline.Dispatcher) *sides {
 	out := pipeline.NewOutlet(t.buildConfig(), dispatcher)
-	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
+	onRetry := func(err error) { t.slot.State.ReportProblem("reconciler", err) }
 	onRecovered := func() { t.slot.State.ClearProblems("reconciler") }
 
 	sender := reconciler.New(reconciler.Config{
@@ -108,7 +108,7 @@ func (t *term) newSides(sink *sink.Sink, dispatcher *pipeline.Dispatcher) *sides
 		Mapping:     t.slot.shared.Mapping,
 		Now:         t.slot.shared.Clock.Now,
 		Log:         t.log,
-		OnRetry:     func(err error) { t.slot.State.ReportProblem("scheduled", err, false) },
+		OnRetry:     func(err error) { t.slot.State.ReportProblem("scheduled", err) },
 		OnRecovered: func() { t.slot.State.ClearProblems("scheduled") },
 		Collections: t.schedules.Outboxes,
 		Slot:        t.slot.Slot,

@@ -346,7 +346,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	}
 
 	t.slot.State.SetPhase(readiness.PhaseHalted)
-	t.slot.State.ReportProblem("halted", halt, true)
+	t.slot.State.ReportFatalProblem("halted", halt)
 	t.progress.stats.setHalted(halt.Error())
 	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
 	defer t.slot.State.ClearProblems("halted")

@@ -68,7 +68,7 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 	for i := range list {
 		list[i].Slot = c.Slot
 	}
-	findings := found.Inspect(c.Watch, false)
+	findings := found.Inspect(c.Watch)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()

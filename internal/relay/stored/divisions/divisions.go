@@ -170,18 +170,25 @@ func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
 	return describeRejection(err, "noting the division of watcher "+watcher, "update", d.coll)
 }
 
-// Divide sets the number of slots to n. If begun is true, all of them have had a position. In a transaction, the client of
-// the database must be that of the transaction.
-func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun bool) error {
-	list := []int{}
-	for i := range n {
-		if begun {
-			list = append(list, i)
-		}
-	}
+// Divide sets the number of slots to n. None of them has had a position.
+func (d *Divisions) Divide(ctx context.Context, watcher string, n int) error {
+	return d.storeDivision(ctx, watcher, n, []int{})
+}
 
+// DivideBegun is Divide into slots that have had a position. In a transaction, the client of the database must be that of the
+// transaction.
+func (d *Divisions) DivideBegun(ctx context.Context, watcher string, n int) error {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return d.storeDivision(ctx, watcher, n, all)
+}
+
+// storeDivision stores the number of slots, and the slots that have begun.
+func (d *Divisions) storeDivision(ctx context.Context, watcher string, n int, begun []int) error {
 	update := bson.D{
-		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: list}}},
+		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: begun}}},
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
 	}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))

@@ -85,7 +85,7 @@ func (s *collectionSpec) unfit(db string) (found unfit, is bool) {
 // Inspect returns the findings about the names and patterns of watch, for which the listing was made. A name that exists
 // and cannot be watched is fatal only if watch contains it: a pattern passes over it. If the listing is partial, Inspect
 // reports no name as missing.
-func (l Listing) Inspect(watch []string, partial bool) (findings []Finding) {
+func (l Listing) Inspect(watch []string) (findings []Finding) {
 	for _, u := range l.unfit {
 		finding := Finding{NS: u.ns, Kind: u.kind, Fatal: u.kind != IsCapped && slices.Contains(watch, u.ns)}
 		switch u.kind {
@@ -103,7 +103,7 @@ func (l Listing) Inspect(watch []string, partial bool) (findings []Finding) {
 		}
 		findings = append(findings, finding)
 	}
-	if partial {
+	if l.Partial {
 		return findings
 	}
 

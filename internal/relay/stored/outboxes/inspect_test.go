@@ -55,7 +55,7 @@ func TestNamesAreInspected(t *testing.T) {
 		}
 
 		var kinds []outboxes.Kind
-		found := of.Inspect([]string{db.Name() + "." + c.pattern}, false)
+		found := of.Inspect([]string{db.Name() + "." + c.pattern})
 		for _, f := range found {
 			kinds = append(kinds, f.Kind)
 			if f.Fatal != c.fatal || f.Fix == "" {

@@ -67,6 +67,7 @@ func ListOutboxes(
 // Listing is what exists under watched names.
 type Listing struct {
 	Outboxes []Outbox // sorted by name
+	Partial  bool     // it may lack names that exist; the caller sets it
 	unfit    []unfit  // sorted by name; the capped ones are outboxes, too
 }
 

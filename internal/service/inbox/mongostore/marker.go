@@ -156,13 +156,12 @@ func (s *Store) ClaimMarker(ctx context.Context, n inbox.NewMarker, holder inbox
 	return marker, err
 }
 
-// MarkHandled marks a claimed message as handled, if holder is still the holder. With takeOver, it also
-// removes the owner from the marker. ok reports whether holder was the holder.
-func (s *Store) MarkHandled(ctx context.Context, id inbox.ID, holder inbox.Holder, takeOver bool) (ok bool, err error) {
+// MarkHandled marks a claimed message as handled, if holder is still the holder. ok reports whether holder was the holder.
+func (s *Store) MarkHandled(ctx context.Context, id inbox.ID, holder inbox.Holder, next inbox.NextHolder) (ok bool, err error) {
 	filter := append(idFilter(id), bson.E{Key: "o", Value: holder.Owner}, bson.E{Key: "e", Value: holder.Epoch})
 	set := append(bson.D{{Key: "s", Value: inbox.StateHandled}}, s.expiryFields()...)
 	update := bson.A{bson.D{{Key: "$set", Value: set}}}
-	if takeOver {
+	if next == inbox.RemoveHolder {
 		update = append(update, bson.D{{Key: "$unset", Value: "o"}})
 	}
 
