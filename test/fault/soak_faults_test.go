@@ -82,14 +82,18 @@ func clusterFaults() []fault {
 	}
 }
 
-func smallFaults(fillsDisk bool) []fault {
+func smallFaults(hasDisk bool) []fault {
 	list := []fault{
 		{"MongoDB is killed", func(e *era) { e.killForSomeTime(e.site.stack.Mongods()[0]); e.primary() }},
 		{"Kafka is killed", func(e *era) { e.killForSomeTime(e.anyBroker()) }},
 		{"the history is lost", (*era).loseHistory},
 	}
-	if fillsDisk {
-		list = append(list, fault{"the disk is full", (*era).fillDisk})
+	if hasDisk {
+		list = append(list,
+			fault{"the disk is full", (*era).fillDisk},
+			fault{"the disk stands still", (*era).freezeDisk},
+			fault{"the disk is slow", (*era).slowDisk},
+		)
 	}
 	return list
 }
@@ -332,4 +336,17 @@ func (e *era) fillDisk() {
 	e.restart(e.site.stack.Mongods()[0])
 	e.restart(e.anyBroker())
 	e.primary()
+}
+
+// freezeDisk blocks the disk of the servers. Then everything that waited is written.
+func (e *era) freezeDisk() {
+	e.site.freezeDisk(e.t, func() { e.during(time.Second, 8*time.Second) })
+}
+
+// slowDisk blocks the disk of the servers most of the time.
+func (e *era) slowDisk() {
+	for until := time.Now().Add(time.Duration(4+e.random.IntN(5)) * time.Second); time.Now().Before(until); {
+		e.site.freezeDisk(e.t, func() { e.wait(100*time.Millisecond, 400*time.Millisecond) })
+		e.wait(10*time.Millisecond, 100*time.Millisecond)
+	}
 }
