@@ -155,6 +155,8 @@ func (e *era) replaceRelay() {
 	e.relays = append(e.relays, e.StartRelay())
 	e.wait(100*time.Millisecond, 2*time.Second)
 	p := e.removeRelay(e.anyRelay())
+	// On a busy machine, the new one may not have begun to listen to signals.
+	p.WaitForLog("outrelay starts")
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
 		e.t.Errorf("%s: exit code %d after SIGTERM", p.Node, code)
