@@ -228,8 +228,9 @@ func (e *era) killConsumer() {
 	e.crew.WaitServing(e.hands[:2]...)
 }
 
-// recreateTopic deletes a topic whose events were delivered. An event that is appended after that waits, and arrives in the topic
-// that is created again. Events that Kafka has acknowledged go with their topic.
+// recreateTopic deletes a topic whose event was delivered. An event that is appended after that waits, and arrives in the topic
+// that is created again. Events that Kafka has acknowledged go with their topic, unless another relay takes over before the position has
+// passed them: it sends them again.
 func (e *era) recreateTopic() {
 	kind := e.newKey("passing")
 	e.CreateTopic(kind, 1, e.site.replicas)
@@ -238,7 +239,7 @@ func (e *era) recreateTopic() {
 		sent := kit.NewEvent(kind, kind, number, 60)
 		mustSucceed(e.t, e.box.Transaction(e.t.Context(), func(ctx context.Context) error { return e.box.Append(ctx, sent) }))
 		if number == 2 {
-			e.eventually("an event waits for the deleted topic", func() bool { return e.CountState("waiting", bson.D{{Key: "key", Value: kind}}) == 1 })
+			e.eventually("an event waits for the deleted topic", func() bool { return e.CountState("waiting", bson.D{{Key: "key", Value: kind}}) > 0 })
 			e.CreateTopic(kind, 1, e.site.replicas)
 		}
 
@@ -246,8 +247,9 @@ func (e *era) recreateTopic() {
 		topics := e.ReadTopics(kind)
 		e.awaitRecord(topics, sent)
 		topics.WaitForEnd()
-		if all := topics.AllRecords(); len(all) != 1 {
-			e.t.Errorf("%s has %d records, want 1", e.TopicOf(kind), len(all))
+		all := topics.AllRecords()
+		if last := all[len(all)-1]; len(all) > number || last.Header("id") != sent.ID().String() {
+			e.t.Errorf("%s has %d records, and event %d is not the last", e.TopicOf(kind), len(all), number)
 		}
 		if number == 1 {
 			e.DeleteTopic(kind)
