@@ -104,19 +104,13 @@ func newClusterSite(t *testing.T) *site {
 	return &site{name: "cluster", stack: stack, replicas: 3, faults: append(relayFaults(), clusterFaults()...)}
 }
 
-// smallDisk is the size of the file system of newSmallSite in MiB.
-const smallDisk = "size=1500m"
+// smallDisk is the size of the file system of newSmallSite.
+const smallDisk = 1500 << 20
 
 // newSmallSite starts one member with a small oplog and one broker, behind proxies and on a small disk if this user may mount one.
 func newSmallSite(t *testing.T) *site {
 	t.Helper()
-	disk := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", smallDisk, "tmpfs", disk).CombinedOutput(); err != nil {
-		t.Logf("no fault fills the disk, because this user cannot mount a small file system: %v: %s", err, out)
-		disk = ""
-	} else {
-		t.Cleanup(func() { _ = exec.Command("umount", "-l", disk).Run() })
-	}
+	disk := mountSmallDisk(t)
 
 	// Clients connect to the address that the broker advertises.
 	address, err := devstack.FreeAddress()
@@ -131,6 +125,39 @@ func newSmallSite(t *testing.T) *site {
 	at.mongo, at.kafka = newProxy(t, stack.Mongods()[0].Addr()), newProxyAt(t, address, stack.Kafkas()[0].Addr())
 	at.faults = append(append(append(relayFaults(), mongoNetworkFaults()...), kafkaNetworkFaults()...), smallFaults(disk != "")...)
 	return at
+}
+
+// mountSmallDisk returns the directory of a file system of its own, or "" if this user cannot mount one.
+func mountSmallDisk(t *testing.T) string {
+	t.Helper()
+	image, disk := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	mustSucceed(t, os.WriteFile(image, nil, 0o600))
+	mustSucceed(t, os.Truncate(image, smallDisk))
+
+	for _, command := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, disk}} {
+		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Logf("no fault fills or slows the disk, because %s failed: %v: %s", command[0], err, out)
+			return ""
+		}
+	}
+	t.Cleanup(func() { _ = exec.Command("umount", "-l", disk).Run() })
+	return disk
+}
+
+// freezeDisk blocks each write to the small disk for a time.
+func (s *site) freezeDisk(t *testing.T, wait func()) {
+	t.Helper()
+	mustRun(t, "fsfreeze", "--freeze", s.disk)
+	defer mustRun(t, "fsfreeze", "--unfreeze", s.disk)
+	wait()
+}
+
+func mustRun(t *testing.T, name string, args ...string) {
+	t.Helper()
+	// A test that was canceled must not leave its servers blocked.
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
 }
 
 // startStack starts servers. The place among the tests with separate servers is taken before.

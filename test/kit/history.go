@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lab/statetest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
@@ -31,8 +32,10 @@ type History struct {
 	scene    *Scene
 	mu       sync.Mutex
 	versions []Version
-	err      error
+	err      error // the last one; nil while the stream is open
+	invalid  error // a version that could not be read
 	changed  chan struct{}
+	token    bson.Raw // of the last place of the stream; only follow uses it
 }
 
 // FollowWatcher starts a history. Call it before the first relay starts. It enables post-images on the
@@ -48,27 +51,74 @@ func (s *Scene) FollowWatcher() *History {
 		s.tb.Fatal(err)
 	}
 
-	cs, err := mongodb.Majority(s.State.Collection("watchers")).Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
+	history := &History{scene: s, changed: make(chan struct{})}
+	cs, err := history.watch(ctx, nil)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-
-	history := &History{scene: s, changed: make(chan struct{})}
 	run, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { history.collectVersions(run, cs) })
+	wg.Go(func() { history.follow(run, cs) })
 	s.tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
-		end, cancel := cleanupContext()
-		defer cancel()
-		_ = cs.Close(end)
 	})
 	return history
 }
 
-func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
+// watch opens the change stream of the watcher documents after a token, or now.
+func (h *History) watch(ctx context.Context, after bson.Raw) (*mongo.ChangeStream, error) {
+	opts := options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200 * time.Millisecond)
+	if after != nil {
+		opts.SetResumeAfter(after)
+	}
+	return mongodb.Majority(h.scene.State.Collection("watchers")).Watch(ctx, mongo.Pipeline{}, opts)
+}
+
+// maxReopenings bounds the failures of the stream without a version in between, 100 ms apart.
+const maxReopenings = 300
+
+// follow collects versions until ctx ends. The driver resumes a stream once, and an election may take longer, so follow opens it again.
+func (h *History) follow(ctx context.Context, cs *mongo.ChangeStream) {
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for failures := 0; failures < maxReopenings; failures++ {
+		if cs != nil {
+			if h.collectVersions(ctx, cs) {
+				failures = 0
+			}
+			h.setError(cs.Err())
+			if token := cs.ResumeToken(); token != nil {
+				h.token = token
+			}
+			end, cancel := cleanupContext()
+			_ = cs.Close(end)
+			cancel()
+		}
+
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			h.setError(nil)
+			return
+		}
+		next, err := h.watch(ctx, h.token)
+		h.setError(err)
+		cs = next
+	}
+}
+
+// setError replaces the error of the history.
+func (h *History) setError(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+}
+
+// collectVersions reads until the stream ends, and reports whether it has read anything.
+func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) (read bool) {
 	for cs.Next(ctx) {
+		read = true
 		var ev struct {
 			OperationType     string    `bson:"operationType"`
 			WallTime          time.Time `bson:"wallTime"`
@@ -93,7 +143,7 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 
 		h.mu.Lock()
 		if err != nil {
-			h.err = err
+			h.invalid = err
 		} else if raw.FullDocument != nil && version.ID == WatcherID {
 			h.versions = append(h.versions, version)
 		}
@@ -102,11 +152,7 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 		h.changed = make(chan struct{})
 		h.mu.Unlock()
 	}
-	if err := cs.Err(); err != nil && ctx.Err() == nil {
-		h.mu.Lock()
-		h.err = err
-		h.mu.Unlock()
-	}
+	return read
 }
 
 // WaitFor waits until ok accepts the newest version, and returns that version. what describes it in the
@@ -152,15 +198,18 @@ func (h *History) Versions() []Version {
 func (h *History) CheckHistory() {
 	tb := h.scene.tb
 	tb.Helper()
-	h.mu.Lock()
-	err := h.err
-	h.mu.Unlock()
-	if err != nil {
-		tb.Errorf("reading the change stream of the watcher document: %v", err)
-	}
+	// The stream may be about to be opened again.
+	stacktest.EventuallyIn(tb, Patience, "the change stream of the watcher document", func() bool { return h.readError() == nil },
+		func() any { return h.readError() })
 	for _, p := range HistoryProblems(h.Versions()) {
 		tb.Error(p)
 	}
+}
+
+func (h *History) readError() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return errors.Join(h.err, h.invalid)
 }
 
 // HistoryProblems returns the violations of I5 in a history.
