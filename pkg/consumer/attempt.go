@@ -357,7 +357,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		message := x.entry.m.copy()
 		// The attempts of this process follow the attempts that the header counts.
 		message.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
-		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained(ctx, message) })
+		err := t.callWithTimeout(messageCtx, message, func(ctx context.Context) error { return t.reg.chained(ctx, message) })
 		if err != nil {
 			return t.wrapFailure(ctx, err)
 		}
@@ -368,7 +368,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	}
 
 	ctx = event.ContextWithCause(ctx, causeOfBatch(batch.messages))
-	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
+	err := t.callWithTimeout(ctx, batch.messages[0], func(ctx context.Context) error {
 		return t.reg.batch(ctx, slices.Clip(batch.messages))
 	})
 
@@ -393,9 +393,14 @@ func (t *track) wrapFailure(ctx context.Context, err error) error {
 }
 
 // callWithTimeout calls callback with the handler's timeout. It returns a panic as an error, and an error after the timeout as
-// a *timeoutError.
-func (t *track) callWithTimeout(ctx context.Context, callback func(ctx context.Context) error) (err error) {
+// a *timeoutError. message is the first one of the call.
+func (t *track) callWithTimeout(ctx context.Context, message *Message, callback func(ctx context.Context) error) (err error) {
 	defer recoverPanic(&err)
+	// A handler that ignores its context blocks its lane, and returns no error that would show it.
+	if t.reg.timeout > 0 {
+		overdue := time.AfterFunc(t.reg.timeout+overdueAfter, func() { t.p.s.reportOverdue(t.reg, message) })
+		defer overdue.Stop()
+	}
 	return callLimited(ctx, t.reg.timeout, "handler "+t.reg.name, callback)
 }
 

@@ -79,6 +79,20 @@ func (r *run) write(line line) {
 	r.c.s.log.Log(r.ctx, line.level, line.message, append([]any{"group", r.c.group}, line.attrs...)...)
 }
 
+// overdueAfter is the time after its timeout in which a handler may return before it is reported.
+const overdueAfter = time.Second
+
+// reportOverdue reports that a handler still runs after its timeout.
+func (r *run) reportOverdue(reg *registration, message *Message) {
+	place := fmt.Sprintf("%s/%d@%d", message.Topic, message.Partition, message.Offset)
+	r.reportLine(line{slog.LevelWarn, "handler still runs after its timeout; the later messages of its lane wait", []any{
+		"handler", reg.name, "topic", message.Topic, "partition", message.Partition, "offset", message.Offset,
+		"id", record.Clip(message.ID, maxReason), "type", record.Clip(message.Name, maxReason), "timeout", reg.timeout,
+		"fix", "return when the context ends",
+	}}, fmt.Errorf("handler %s still runs %v after its call with message %s at %s: it must return when its context ends",
+		reg.name, reg.timeout+overdueAfter, record.Clip(message.ID, maxReason), place))
+}
+
 // line returns the line of a failed attempt. The line of a dead letter has its own message and level, for alerts.
 func (e *HandlerError) line() line {
 	message := e.Message
@@ -152,8 +166,20 @@ func (r *run) explainWait(ctx context.Context, beginning *beginning) {
 
 // explainIdle writes that the member has no partition, if that lasts. It blocks until the member has one, at most for explainAfter.
 func (s *session) explainIdle() {
-	if retry.Sleep(s.serveCtx, explainAfter) == nil && len(s.listPartitions()) == 0 {
-		s.note("no partition is assigned; the group has more members than partitions, and this member stands by", s.describeMembers(s.serveCtx)...)
+	if retry.Sleep(s.serveCtx, explainAfter) != nil || len(s.listPartitions()) > 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.serveCtx, healthTimeout)
+	defer cancel()
+	state, err := s.c.transport.DescribeGroup(ctx, s.c.group)
+	switch {
+	case err != nil:
+		s.note("no partition is assigned, and Kafka does not describe the group", "error", err)
+	case len(state.Assigned) == 0:
+		s.write(line{slog.LevelWarn, "no partition is assigned to any member of the group; the group forms again when its topics can be read",
+			[]any{"members", state.Members}})
+	default:
+		s.note("no partition is assigned; the group has more members than partitions, and this member stands by", "members", state.Members)
 	}
 }
 

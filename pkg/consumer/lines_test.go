@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -27,37 +28,43 @@ func (b *logbook) Write(line []byte) (int, error) {
 	return b.text.Write(line)
 }
 
-// find returns the first line with that message, or nil.
-func (b *logbook) find(t *testing.T, message string) map[string]any {
-	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-
-	for line := range strings.Lines(b.text.String()) {
-		var fields map[string]any
-		if err := json.Unmarshal([]byte(line), &fields); err != nil {
-			t.Fatal(err)
-		}
-		if strings.HasPrefix(fields["msg"].(string), message) {
-			return fields
-		}
-	}
-	return nil
-}
-
-// count returns the number of lines with that message.
-func (b *logbook) count(t *testing.T, message string) (lines int) {
+// all returns the lines with that beginning of their message.
+func (b *logbook) all(t *testing.T, message string) (lines []map[string]any) {
 	t.Helper()
 	for line := range strings.Lines(b.read()) {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {
 			t.Fatal(err)
 		}
-		if fields["msg"] == message {
-			lines++
+		if strings.HasPrefix(fields["msg"].(string), message) {
+			lines = append(lines, fields)
 		}
 	}
 	return lines
+}
+
+// find returns the first line with that beginning of its message, or nil.
+func (b *logbook) find(t *testing.T, message string) map[string]any {
+	t.Helper()
+	if lines := b.all(t, message); len(lines) > 0 {
+		return lines[0]
+	}
+	return nil
+}
+
+// last returns the last line with that beginning of its message, or nil.
+func (b *logbook) last(t *testing.T, message string) map[string]any {
+	t.Helper()
+	if lines := b.all(t, message); len(lines) > 0 {
+		return lines[len(lines)-1]
+	}
+	return nil
+}
+
+// count returns the number of lines with that beginning of their message.
+func (b *logbook) count(t *testing.T, message string) int {
+	t.Helper()
+	return len(b.all(t, message))
 }
 
 // read returns all lines.
@@ -176,4 +183,30 @@ func TestTheLogShowsWhyAMemberWaits(t *testing.T) {
 	if line := missing.find(t, "waiting for topics"); line["level"] != "WARN" || !strings.Contains(line["msg"].(string), "do not exist") {
 		t.Errorf("unexpected line %v", line)
 	}
+}
+
+// A handler that ignores its context blocks its lane. The log names it, and its message.
+func TestAHandlerThatIgnoresItsTimeoutIsNamed(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	book := &logbook{}
+	c := k.newConsumer(consumer.WithErrorHook(nil), consumer.WithLogger(slog.New(slog.NewJSONHandler(book, nil))),
+		consumer.WithMode(consumer.AtLeastOnce), consumer.WithTimeout(50*time.Millisecond))
+	release := make(chan struct{})
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error {
+		<-release
+		return nil
+	})
+	stop := k.start(c)
+	k.publish(newMessage("a", "counted", "0"))
+
+	const overdue = "handler still runs after its timeout"
+	k.waitUntil("the line", func(context.Context) bool { return book.find(t, overdue) != nil })
+	line := book.find(t, overdue)
+	if line["level"] != "WARN" || line["handler"] != "counted" || line["id"] != "a/counted/0" || line["offset"] != 0.0 || line["topic"] != k.topic {
+		t.Errorf("got %v", line)
+	}
+	close(release)
+	k.waitUntil("the offset", func(context.Context) bool { return k.readCommitted(1)[0] == 1 })
+	stop()
 }

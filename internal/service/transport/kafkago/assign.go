@@ -93,9 +93,10 @@ func priorityOf(member kafka.GroupMember) int32 {
 	return int32(binary.BigEndian.Uint32(member.UserData))
 }
 
-func balancers(cfg *transport.Config) []kafka.GroupBalancer {
+// balancers returns the ways to assign. They note the partitions in assigned.
+func balancers(cfg *transport.Config, assigned *assigned) []kafka.GroupBalancer {
 	if cfg.Exclusive {
-		return []kafka.GroupBalancer{exclusive{cfg.Priority}}
+		return []kafka.GroupBalancer{noting{exclusive{cfg.Priority}, assigned}}
 	}
-	return []kafka.GroupBalancer{spread{}, kafka.RangeGroupBalancer{}}
+	return []kafka.GroupBalancer{noting{spread{}, assigned}, noting{kafka.RangeGroupBalancer{}, assigned}}
 }

@@ -60,6 +60,7 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 	if l := kafkalog.Login(*cfg); l != nil {
 		login = l
 	}
+	assigned := &assigned{}
 	cg, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
 		ID:      group,
 		Brokers: cfg.Brokers,
@@ -70,15 +71,13 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 			SASLMechanism: login,
 			DialFunc:      calls.dial,
 		},
-		GroupBalancers:         balancers(cfg),
-		SessionTimeout:         cfg.SessionTimeout,
-		HeartbeatInterval:      cfg.HeartbeatInterval,
-		RebalanceTimeout:       cfg.RebalanceTimeout,
-		JoinGroupBackoff:       cfg.JoinBackoff,
-		Timeout:                kafkalog.RequestTimeout,
-		StartOffset:            kafka.FirstOffset,
-		WatchPartitionChanges:  true,
-		PartitionWatchInterval: cfg.WatchPartitions,
+		GroupBalancers:    balancers(cfg, assigned),
+		SessionTimeout:    cfg.SessionTimeout,
+		HeartbeatInterval: cfg.HeartbeatInterval,
+		RebalanceTimeout:  cfg.RebalanceTimeout,
+		JoinGroupBackoff:  cfg.JoinBackoff,
+		Timeout:           kafkalog.RequestTimeout,
+		StartOffset:       kafka.FirstOffset,
 	})
 	if err != nil {
 		return fmt.Errorf("joining: %w", err)
@@ -89,6 +88,8 @@ func (t *Transport) joinWith(ctx context.Context, group string, topics []string,
 		session:   session,
 		newReader: func() *kafkalog.Reader { return t.Reader(topics) },
 		offsets:   t.GroupOffsets(group),
+		assigned:  assigned,
+		watcher:   &watcher{read: t.Wire.Metadata, topics: topics, every: cfg.WatchPartitions},
 	}
 	err = member.serveGenerations(ctx)
 	member.leave(calls)
@@ -101,6 +102,8 @@ type member struct {
 	session   transport.Session
 	newReader func() *kafkalog.Reader
 	offsets   *kafkalog.GroupOffsets
+	assigned  *assigned
+	watcher   *watcher
 
 	closing sync.Once
 	closed  chan struct{}
@@ -122,6 +125,10 @@ func (m *member) serveGenerations(ctx context.Context) error {
 			continue
 		}
 
+		// The generation ends as soon as one of its functions returns.
+		if counts, leads := m.assigned.take(); leads {
+			gen.Start(func(over context.Context) { m.watcher.await(over, counts) })
+		}
 		done := make(chan error, 1)
 		// The group waits for a function that it has started before it forms the next generation.
 		gen.Start(func(over context.Context) { done <- m.serve(ctx, over, gen) })

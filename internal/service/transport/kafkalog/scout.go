@@ -51,7 +51,7 @@ func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	var before []string
 	isComplete := len(topics) == len(s.topics)
 
-	for retry.Sleep(ctx, s.interval(!isComplete)) == nil {
+	for retry.Sleep(ctx, s.interval(!isComplete || before != nil)) == nil {
 		existing, _, err := s.splitTopics(ctx)
 		if err != nil {
 			continue
@@ -60,17 +60,20 @@ func (s *scout) watchTopics(ctx context.Context, topics []string) {
 		if !slices.Equal(existing, topics) && (slices.ContainsFunc(existing, isNew) || slices.Equal(existing, before)) {
 			return
 		}
-		before = existing
+		before = nil
+		if !slices.Equal(existing, topics) {
+			before = existing
+		}
 	}
 }
 
-// missingInterval is how often topics that do not exist are looked for. A request names only the topics of the group.
-const missingInterval = time.Second
+// MissingInterval is how often topics that do not exist are looked for. A request names only the topics of the group.
+const MissingInterval = time.Second
 
 // interval returns how often the topics are looked for. A new topic has to be read soon; one that is deleted may be noticed later.
 func (s *scout) interval(isMissing bool) time.Duration {
 	if isMissing {
-		return min(missingInterval, s.cfg.WatchPartitions)
+		return min(MissingInterval, s.cfg.WatchPartitions)
 	}
 	return s.cfg.WatchPartitions
 }
