@@ -176,8 +176,10 @@ func (s *session) explainIdle() {
 	case err != nil:
 		s.note("no partition is assigned, and Kafka does not describe the group", "error", err)
 	case len(state.Assigned) == 0:
-		s.write(line{slog.LevelWarn, "no partition is assigned to any member of the group; the group forms again when its topics can be read",
-			[]any{"members", state.Members}})
+		s.write(line{
+			slog.LevelWarn, "no partition is assigned to any member of the group; the group forms again when its topics can be read",
+			[]any{"members", state.Members},
+		})
 	default:
 		s.note("no partition is assigned; the group has more members than partitions, and this member stands by", "members", state.Members)
 	}
