@@ -76,8 +76,11 @@ var (
 	namePattern      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 	prefixPattern    = regexp.MustCompile(`^[A-Za-z0-9_-]{1,60}$`)
 	databasePattern  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
-	namespacePattern = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
+	namespacePattern = regexp.MustCompile("^" + namespaceForm + "$")
 )
+
+// namespaceForm is database.collection, with * and ?.
+const namespaceForm = `[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}`
 
 // validate adds a problem for each invalid value. A value that could not be decoded has a problem
 // already and is not checked.
