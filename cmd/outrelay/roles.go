@@ -37,8 +37,10 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 			if err != nil {
 				return err
 			}
-			roles, err := doctor.NewRoles(cfg, who)
-			if err != nil {
+			var roles doctor.Roles
+			if forKafka := only == "kafka" || only == "confluent" || only == "msk"; forKafka && !asJSON {
+				roles = doctor.NewKafkaRoles(cfg, who)
+			} else if roles, err = doctor.NewRoles(cfg, who); err != nil {
 				return err
 			}
 

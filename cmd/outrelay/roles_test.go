@@ -135,3 +135,22 @@ func TestThePrintedRolesSufficeForTheDataOfServices(t *testing.T) {
 		}
 	}
 }
+
+// The ACLs of Kafka do not depend on watch, which may follow from an address in a secret that does not exist here.
+func TestACLsNeedNoWatch(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	text := "mongodb: {uri: \"${file:/run/secrets/outrelay/outrelay/mongodb-uri}\"}\nkafka: {brokers: [kafka:9092]}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, only := range []string{"kafka", "confluent", "msk"} {
+		if code, out, errOut := runCommand(t, nil, "roles", "--config", file, "--only", only, "--principal", "User:relay"); code != exitOK || out == "" {
+			t.Errorf("--only %s: exit code %d, %s", only, code, errOut)
+		}
+	}
+	if code, _, errOut := runCommand(t, nil, "roles", "--config", file); code != exitConfig || !strings.Contains(errOut, "no collection to watch") {
+		t.Errorf("with MongoDB: exit code %d, %s", code, errOut)
+	}
+}

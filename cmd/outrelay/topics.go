@@ -120,6 +120,9 @@ func newTopicsCreateCommand(program *program) *cobra.Command {
 defaults of the brokers. The flags replace the numbers. Events that wait for the topic are sent within
 about a second. The Kafka login needs the right CREATE on the topic.
 
+A topic that exists gets partitions if the owner reports that it has fewer than it had before. That
+needs the right ALTER. Any other topic that exists is an error.
+
 --dry-run lets a broker check the rights and the settings, and prints the command of kafka-topics.sh
 that does the same.`,
 		Args: exactArgs(1),
@@ -133,23 +136,28 @@ that does the same.`,
 		created, err := actConfirmed(ctx, action, func(dryRun bool) (admin.TopicCreated, error) {
 			order.DryRun = dryRun
 			return op.Activity().CreateTopic(ctx, order)
-		}, func(found admin.TopicCreated) string { return "create topic " + describeTopic(found) })
+		}, func(found admin.TopicCreated) string { return describeCreation("create", "add partitions to", found) })
 		if err != nil {
 			return err
 		}
 		return action.printResult(created, func(out io.Writer) {
 			if created.DryRun {
-				fmt.Fprintf(out, "would create topic %s; the same by Kafka's tool:\n%s\n", describeTopic(created), created.Command)
+				fmt.Fprintf(out, "would %s; the same by Kafka's tool:\n%s\n", describeCreation("create", "add partitions to", created), created.Command)
 				return
 			}
-			fmt.Fprintf(out, "created topic %s\n", describeTopic(created))
+			fmt.Fprintln(out, describeCreation("created", "added partitions to", created))
 		})
 	})
 	return cmd
 }
 
-// describeTopic returns the name of a new topic and its numbers.
-func describeTopic(topic admin.TopicCreated) string {
+// describeCreation returns a verb, the name of a topic, and its numbers. A topic that exists gets the other verb.
+func describeCreation(create, extend string, topic admin.TopicCreated) string {
+	name := sanitizeLine(topic.Topic)
+	if topic.Extended {
+		return fmt.Sprintf("%s topic %s, up to %s", extend, name, countNoun(int64(topic.Partitions), "partition"))
+	}
+
 	partitions, replication := "the brokers' number of partitions", "the brokers' replication factor"
 	if topic.Partitions > 0 {
 		partitions = countNoun(int64(topic.Partitions), "partition")
@@ -157,7 +165,7 @@ func describeTopic(topic admin.TopicCreated) string {
 	if topic.Replication > 0 {
 		replication = fmt.Sprintf("replication factor %d", topic.Replication)
 	}
-	return fmt.Sprintf("%s with %s and %s", sanitizeLine(topic.Topic), partitions, replication)
+	return fmt.Sprintf("%s topic %s with %s and %s", create, name, partitions, replication)
 }
 
 const clockWithMillis = "15:04:05.000"

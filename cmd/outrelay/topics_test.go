@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -53,6 +54,31 @@ func TestATopicIsCreated(t *testing.T) {
 		if code != exitConfig || !strings.Contains(errOut, c.want) {
 			t.Errorf("%v: exit code %d, want %q in %s%s", c.args, code, c.want, out, errOut)
 		}
+	}
+}
+
+// A topic that exists with fewer partitions than the owner needs gets exactly the needed number, and other topics stay as they are.
+func TestATooSmallTopicIsExtended(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	name := stacktest.Topic(t, 1)
+	brokers := strings.Join(stacktest.Brokers(t), ",")
+	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+brokers)
+	unwritable := bson.D{{Key: "topic", Value: name}, {Key: "kind", Value: "too_small"}, {Key: "partitions", Value: 3}, {Key: "since", Value: time.Now()}, {Key: "count", Value: 1}}
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "stats.unwritable", Value: bson.A{unwritable}}}}}
+	if _, err := d.state.Collection("watchers").UpdateMany(t.Context(), bson.D{}, set); err != nil {
+		t.Fatal(err)
+	}
+
+	if code, _, errOut := runCommand(t, d.env, "topics", "create", name, "--partitions", "2", "--yes"); code != exitConfig || !strings.Contains(errOut, "needs at least 3 partitions") {
+		t.Errorf("too few: exit code %d, %s", code, errOut)
+	}
+	command := "kafka-topics.sh --bootstrap-server " + brokers + " --alter --topic " + name + " --partitions 3"
+	expectTexts(t, d.runCommand(nil, exitOK, "topics", "create", name, "--dry-run"), "would add partitions to topic "+name+", up to 3 partitions", command)
+	expectTexts(t, d.runCommand(nil, exitOK, "topics", "create", name, "--partitions", "3", "--yes"), "added partitions to topic "+name+", up to 3 partitions")
+	expectTexts(t, d.runCommand(nil, exitOK, "audit", "--kind", "topic_extended"), name)
+	if code, _, errOut := runCommand(t, d.env, "topics", "create", name, "--yes"); code != exitConfig || !strings.Contains(errOut, "exists already") {
+		t.Errorf("a second time: exit code %d, %s", code, errOut)
 	}
 }
 

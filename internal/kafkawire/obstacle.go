@@ -8,6 +8,7 @@ import (
 // Kinds of obstacles of a topic. They are also the values of a metric label.
 const (
 	TopicMissing     = "missing"
+	TopicTooSmall    = "too_small" // it has fewer partitions than records were written to
 	TopicForbidden   = "forbidden"
 	TopicNoLeader    = "no_leader"
 	TopicRejected    = "rejected"

@@ -13,6 +13,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/createpartitions"
 	"github.com/segmentio/kafka-go/protocol/createtopics"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
@@ -167,6 +168,22 @@ func (c *Client) createTopics(
 		rejected[r.Name] = newRejection(code, r.ErrorMessage)
 	}
 	return rejected, nil
+}
+
+// ExtendTopic adds partitions to a topic until it has the given number. With validateOnly a broker only checks whether that is possible.
+func (c *Client) ExtendTopic(ctx context.Context, topic string, partitions int, validateOnly bool) error {
+	message, err := c.callAny(ctx, adminTimeout, &createpartitions.Request{
+		Topics: []createpartitions.RequestTopic{{Name: topic, Count: int32(partitions)}}, TimeoutMs: int32(adminTimeout.Milliseconds()), ValidateOnly: validateOnly,
+	})
+	if err != nil {
+		return fmt.Errorf("adding partitions to topic %s: %w", topic, err)
+	}
+	for _, r := range message.(*createpartitions.Response).Results {
+		if why := newRejection(kafkago.Error(r.ErrorCode), r.ErrorMessage); why != nil {
+			return fmt.Errorf("adding partitions to topic %s: %w", topic, why)
+		}
+	}
+	return nil
 }
 
 // ListOffsets returns the end offsets of partitions, given the broker that leads each of them: the least

@@ -108,6 +108,10 @@ func TestChartRejectsWrongValues(t *testing.T) {
 		"text for a section":   {`config: {kafka: "kafka:9092"}`, `at '/config/kafka': got string, want null or object`},
 		"list for a text":      {`config: {watcher: [a]}`, `at '/config/watcher': got array, want string`},
 		"port as the address":  {`config: {http: {listen: 9464}}`, `at '/config/http/listen': got number, want string`},
+		"watch no collection":  {`config: {watch: [outbox]}`, `at '/config/watch/0': 'outbox' does not match pattern`},
+		"broker without port":  {`config: {kafka: {brokers: [kafka]}}`, `at '/config/kafka/brokers/0': 'kafka' does not match pattern`},
+		"no connection string": {`config: {mongodb: {uri: mongodb//h}}`, `at '/config/mongodb/uri': 'mongodb//h' does not match pattern`},
+		"no topic":             {`config: {topics: {allow: ["["]}}`, `at '/config/topics/allow/0': '[' does not match pattern`},
 		"key of a rule":        {`config: {topics: {rules: [{typ: x}]}}`, `at '/config/topics/rules/0': additional properties 'typ' not allowed`},
 
 		// The schema of the other values.
@@ -210,8 +214,9 @@ func TestChartRejectsWrongValues(t *testing.T) {
 		"annotation of no account": {`serviceAccount: {create: false, annotations: {a: b}}`, "serviceAccount.annotations have no effect without serviceAccount.create"},
 		"drain until killed":       {`config: {lease: {drain: 1m}}`, "terminationGracePeriodSeconds: found 30; Kubernetes would kill the process while it stops; expected more than config.lease.drain and config.lease.ttl together, 65 s"},
 		"grace as short as both":   {`terminationGracePeriodSeconds: 15`, "terminationGracePeriodSeconds: found 15"},
-		"memory of envelopes":      {`config: {limits: {memory: 256MiB}}`, "resources.limits.memory: found 256Mi; Kubernetes would kill the process at its usual size; expected more than 1.5 times config.limits.memory (256MiB)"},
-		"memory of the pod":        {`resources: {limits: {memory: 48Mi}}`, "resources.limits.memory: found 48Mi"},
+		"memory of envelopes":      {`config: {limits: {memory: 256MiB}}`, "resources.limits.memory: found 256Mi; Kubernetes would kill the process at its usual size; expected at least 1.5 times config.limits.memory (256MiB) and 60Mi"},
+		"memory of the pod":        {`resources: {limits: {memory: 107Mi}}`, "resources.limits.memory: found 107Mi"},
+		"memory below its request": {`resources: {requests: {memory: 300Mi}}`, "resources.requests.memory: found 300Mi; Kubernetes rejects a request above resources.limits.memory (256Mi)"},
 
 		// Optional objects.
 		"budget of none":       {`podDisruptionBudget: {enabled: true, maxUnavailable: 0}`, "podDisruptionBudget.maxUnavailable: found 0; no node with a pod could be drained"},

@@ -39,7 +39,7 @@ type Config struct {
 	// one (tenant_*.outbox). One exact name opens a change stream on the collection, several names in
 	// one database open one on the database, and patterns open one on the cluster. Defaults to
 	// <database of mongodb.uri>.outbox, or *.outbox if the URI names no database.
-	Watch []string `yaml:"watch"`
+	Watch []string `yaml:"watch" form:"namespace"`
 	// Start is where a watcher without a position begins. backlog delivers the events in the outbox and
 	// continues from there. now skips them, to switch from another publisher. A time
 	// (2026-11-20T08:00:00Z) delivers the events committed since then. It has no effect on a watcher
@@ -88,7 +88,7 @@ type Config struct {
 type MongoDB struct {
 	// URI is the connection string, mongodb:// or mongodb+srv://. Its user name and password are never
 	// printed. A changed password applies at the next start. Required.
-	URI URI `yaml:"uri"`
+	URI URI `yaml:"uri" form:"mongodb"`
 	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
 	// Unset leaves TLS to the URI.
 	TLS *TLS `yaml:"tls"`
@@ -134,7 +134,7 @@ type TLS struct {
 // Kafka is the cluster that receives the records.
 type Kafka struct {
 	// Brokers are the bootstrap addresses, host:port. The other brokers are found through them. Required.
-	Brokers []string `yaml:"brokers"`
+	Brokers []string `yaml:"brokers" form:"broker"`
 	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
 	// Unset connects without TLS.
 	TLS *TLS `yaml:"tls"`

@@ -59,7 +59,7 @@ type Topics struct {
 	// Allow lists the topics that may be written, with * and ?. It protects against envelopes that name
 	// a wrong topic. Kafka's internal topics (two leading underscores) are never allowed. Empty allows
 	// all other topics. Defaults to empty.
-	Allow []string `yaml:"allow"`
+	Allow []string `yaml:"allow" form:"topic"`
 	// Max limits the number of different topics that envelopes may name during one ownership. The
 	// topics that template and rules name in full do not count. Envelopes for further topics become
 	// dead letters. Without a limit, a service could fill the relay's memory with topics that do not

@@ -73,6 +73,9 @@ func (g generator) propertySchema(field field, value reflect.Value) schema {
 	}
 
 	property := g.typeSchema(field.typ, field.enum)
+	if field.form != "" {
+		property = formSchema(field.typ, forms[field.form])
+	}
 	if shown, ok := shownDefault(value); ok {
 		property["default"] = shown
 	}
@@ -91,6 +94,19 @@ func describeKey(name, doc string) string {
 		rest = strings.TrimPrefix(rest, verb)
 	}
 	return strings.ToUpper(rest[:1]) + rest[1:]
+}
+
+// formSchema describes a text, or the texts of a list, of a form. One expression also has the references, because a message about two
+// alternatives would name neither.
+func formSchema(goType reflect.Type, form string) schema {
+	reference := referenceSchema()["pattern"].(string)
+	item := schema{"type": "string", "pattern": "^(" + form + ")?$|" + reference}
+	if goType.Kind() != reflect.Slice {
+		return item
+	}
+	// A list of words may be one text with commas.
+	list := schema{"type": "string", "pattern": `^(\s*(` + form + `)?\s*(,|$))*$|` + reference}
+	return schema{"type": []string{"array", "string"}, "items": item, "pattern": list["pattern"]}
 }
 
 // referenceSchema describes a text with a reference in it.

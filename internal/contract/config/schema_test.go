@@ -178,6 +178,12 @@ func TestSchemaAcceptsLoadableConfigurations(t *testing.T) {
 		}
 	}
 
+	for _, text := range []string{"watch: 'shop.outbox, tenant_*.outbox'", "kafka: {brokers: 'a:1,b:2'}", "kafka: {brokers: ['[::1]:9092']}", "topics: {allow: 'a, b*'}", "watch: ['${env:SHOP}.outbox']"} {
+		if err := s.Validate(parseYAML(t, text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+
 	shown, _, err := Print("", base, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +198,8 @@ func TestSchemaRejectsUnloadableConfigurations(t *testing.T) {
 	s := compileSchema(t)
 	for i, text := range []string{
 		"kafka: {broker: [a:1]}", "lease: {ttl: 5}", "lease: {ttl: soon}", "limits: {memory: much}", "log: {level: loud}",
-		"topics: {rules: [{mach: {}}]}", "mongodb: {indexes: perhaps}", "watch: {a: b}", "start: yesterday", "http: 1",
+		"topics: {rules: [{mach: {}}]}", "mongodb: {indexes: perhaps}", "watch: {a: b}", "watch: [outbox]", "watch: outbox", "watch: 'a.b, outbox'",
+		"topics: {allow: ['[']}", "start: yesterday", "http: 1",
 	} {
 		if err := s.Validate(parseYAML(t, text)); err == nil {
 			t.Errorf("%d: the schema accepts %s", i, text)
@@ -201,6 +208,21 @@ func TestSchemaRejectsUnloadableConfigurations(t *testing.T) {
 		_, _, err := Load(writeConfig(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
 		if err == nil {
 			t.Errorf("%d: Load accepts %s", i, text)
+		}
+	}
+}
+
+// Addresses that no process can use are rejected by the schema, and so by the chart.
+func TestSchemaRejectsUnusableAddresses(t *testing.T) {
+	t.Parallel()
+	compiled := compileSchema(t)
+
+	for _, text := range []string{"kafka: {brokers: [kafka]}", "kafka: {brokers: kafka}", "kafka: {brokers: 'a:1,b'}", "mongodb: {uri: mongodb//h}", "mongodb: {uri: 'http://h'}"} {
+		if err := compiled.Validate(parseYAML(t, text)); err == nil {
+			t.Errorf("the schema accepts %s", text)
+		}
+		if _, _, err := Load(writeConfig(t, text+"\n"), nil, nil); err == nil {
+			t.Errorf("Load accepts %s", text)
 		}
 	}
 }

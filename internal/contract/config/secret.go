@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -109,6 +110,19 @@ func (u URI) withoutLogin() (address string, hadLogin bool) {
 		return scheme + "://" + rest[at+1:], true
 	}
 	return u.Reveal(), false
+}
+
+// hasUnencodedLogin reports whether a character of the user name or password must be percent-encoded and is not. Each @ counts except the one
+// that ends the login: an @ in a database or an option may be the end of a login with a /, ? or #.
+func (u URI) hasUnencodedLogin() bool {
+	_, rest, _ := strings.Cut(u.Reveal(), "://")
+	login, after, found := strings.Cut(rest, "@")
+	if !found {
+		return false
+	}
+
+	_, err := url.PathUnescape(login)
+	return err != nil || strings.Contains(after, "@") || strings.ContainsAny(login, "/?#[]") || strings.Count(login, ":") > 1
 }
 
 // Format implements [fmt.Formatter] for all verbs.

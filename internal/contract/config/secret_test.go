@@ -75,6 +75,27 @@ func TestURIRedaction(t *testing.T) {
 	}
 }
 
+// A password that is not percent-encoded is rejected, and no part of the address is in the error: its end looks like a host.
+func TestUnencodedPasswordsAreRejected(t *testing.T) {
+	t.Parallel()
+	for _, password := range []string{"zq1@zq2", "zq1/zq2", "zq1@zq2/zq3", "zq1/zq2@zq3", "zq1:zq2", "zq1%zz", "zq1?zq2=1", "zq1#zq2", "27017/zq2"} {
+		for _, address := range []string{"mongodb://user:" + password + "@127.0.0.1:27017/", "mongodb+srv://user:" + password + "@cluster.example.org/shop?w=1"} {
+			_, _, err := Load("", append(base, "OUTRELAY_MONGODB_URI="+address), nil)
+			if err == nil || !strings.Contains(err.Error(), "percent-encode") {
+				t.Errorf("%s: %v", address, err)
+			} else if text := err.Error(); strings.Contains(text, "zq") || strings.Contains(text, "27017") || strings.Contains(text, "cluster.example") {
+				t.Errorf("%s: the error shows a part of it: %v", address, err)
+			}
+		}
+	}
+
+	for _, address := range []string{"mongodb://user:p%40s%2Fs@h/", "mongodb://user@h/shop?authMechanism=MONGODB-X509&tls=true", "mongodb://h1,h2/shop?appName=a"} {
+		if _, _, err := Load("", append(base, "OUTRELAY_MONGODB_URI="+address), nil); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
 // TestPlantedSecretsNeverShow puts a secret into each place for one, and into wrong places of the right form.
 // No output of the loading may contain it.
 func TestPlantedSecretsNeverShow(t *testing.T) {

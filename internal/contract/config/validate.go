@@ -76,8 +76,11 @@ var (
 	namePattern      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 	prefixPattern    = regexp.MustCompile(`^[A-Za-z0-9_-]{1,60}$`)
 	databasePattern  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
-	namespacePattern = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
+	namespacePattern = regexp.MustCompile("^" + namespaceForm + "$")
 )
+
+// namespaceForm is database.collection, with * and ?.
+const namespaceForm = `[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}`
 
 // validate adds a problem for each invalid value. A value that could not be decoded has a problem
 // already and is not checked.
@@ -189,8 +192,13 @@ func findURIProblem(uri URI) (found, allowed string) {
 		return "found a text that is not a connection string", "expected mongodb://… or mongodb+srv://…"
 	}
 
-	// The driver sends a DNS query to parse a mongodb+srv:// URI.
+	// No part of such a login is safe to show: the driver takes the end of a password for a host.
+	if uri.hasUnencodedLogin() {
+		return "found a character in the user name or password that is not percent-encoded",
+			"percent-encode each of : / ? # [ ] @ % there, such as @ as %40 and / as %2F"
+	}
 
+	// The driver sends a DNS query to parse a mongodb+srv:// URI.
 	if strings.HasPrefix(clean, "mongodb+srv://") {
 		return "", ""
 	}
@@ -208,8 +216,7 @@ func findURIProblem(uri URI) (found, allowed string) {
 	case err != nil:
 		return found, strings.TrimPrefix(err.Error(), "error parsing uri: ")
 	case hadLogin:
-		return found, "invalid user name or password: percent-encode characters such as : / ? # [ ] @ %, " +
-			"and use only options that fit the login"
+		return found, "invalid user name or password: use only options that fit the login"
 	}
 	return found, "the driver cannot parse it"
 }

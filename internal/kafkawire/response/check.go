@@ -12,6 +12,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/addpartitionstotxn"
 	"github.com/segmentio/kafka-go/protocol/apiversions"
 	"github.com/segmentio/kafka-go/protocol/consumer"
+	"github.com/segmentio/kafka-go/protocol/createpartitions"
 	"github.com/segmentio/kafka-go/protocol/createtopics"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/describegroups"
@@ -46,6 +47,7 @@ var responses = map[protocol.ApiKey]reflect.Type{
 	protocol.SyncGroup:          reflect.TypeFor[syncgroup.Response](),
 	protocol.SaslHandshake:      reflect.TypeFor[saslhandshake.Response](),
 	protocol.ApiVersions:        reflect.TypeFor[apiversions.Response](),
+	protocol.CreatePartitions:   reflect.TypeFor[createpartitions.Response](),
 	protocol.CreateTopics:       reflect.TypeFor[createtopics.Response](),
 	protocol.InitProducerId:     reflect.TypeFor[initproducerid.Response](),
 	protocol.AddPartitionsToTxn: reflect.TypeFor[addpartitionstotxn.Response](),

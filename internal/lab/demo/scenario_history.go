@@ -141,7 +141,7 @@ func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int,
 		return 0, err
 	}
 	done := false
-	err = s.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
+	err = s.awaitSetUp(ctx, "the backlog is appended", 2*patience, func() bool {
 		committed, _ := s.check.Progress()
 		done = committed-before >= s.options.Events
 		return done

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -137,6 +138,15 @@ func (s *stage) awaitCondition(ctx context.Context, what string, within time.Dur
 		}
 	}
 	return nil
+}
+
+// awaitSetUp is awaitCondition for a step before the fault. Being late there breaks no promise, because the relay has not been tried yet.
+func (s *stage) awaitSetUp(ctx context.Context, what string, within time.Duration, ok func() bool) error {
+	err := s.awaitCondition(ctx, what, within, ok)
+	if late, isLate := errors.AsType[*brokenPromise](err); isLate {
+		return fmt.Errorf("the scenario could not begin: %s; run it on a faster machine, or with fewer --events", late.why)
+	}
+	return err
 }
 
 // runFor blocks for duration while the loads run.

@@ -251,3 +251,13 @@ func TestCollectionExists(t *testing.T) {
 		t.Error("code 48 is that of a collection that is there already")
 	}
 }
+
+// A set-up that takes too long is no broken promise: the relay was not tried, and nothing is lost.
+func TestALateSetUpIsNoBrokenPromise(t *testing.T) {
+	t.Parallel()
+	never := func() bool { return false }
+	err := (&stage{}).awaitSetUp(t.Context(), "the backlog is appended", time.Nanosecond, never)
+	if _, broken := errors.AsType[*brokenPromise](err); broken || err == nil || !strings.Contains(err.Error(), "could not begin: not within 1ns: the backlog is appended") {
+		t.Errorf("got %v", err)
+	}
+}

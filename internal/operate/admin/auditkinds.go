@@ -20,7 +20,7 @@ func AuditKinds() []string {
 	// These kinds are constants of their packages.
 	for _, k := range slices.Concat(nodes.Kinds(), []nodes.Kind{
 		problemAcknowledged, deadRequeued, deadEdited, deadDiscarding, deadDiscarded, failedReset, failedRetried,
-		handlerRetried, handlerDiscarded, topicCreated,
+		handlerRetried, handlerDiscarded, topicCreated, topicExtended,
 	}) {
 		kinds = append(kinds, string(k))
 	}

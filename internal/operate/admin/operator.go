@@ -73,9 +73,9 @@ type Operator struct {
 	// KafkaGroups reads consumer groups from Kafka.
 	KafkaGroups func(ctx context.Context, query connect.GroupQuery) (connect.Groups, error)
 
-	// NewTopic creates a topic in Kafka, and TopicCommand returns the command of kafka-topics.sh for it.
+	// NewTopic creates a topic in Kafka, and TopicCommand returns the command of kafka-topics.sh that repairs one.
 	NewTopic     func(ctx context.Context, order TopicOrder) (connect.NewTopic, error)
-	TopicCommand func(topic string) string
+	TopicCommand func(topic, kind string, partitions int) string
 
 	HandlerLetters    []string // names of the collections with dead letters of handlers
 	ConsumerDatabases []string // of services that consume and have no outbox of the configured watcher

@@ -78,10 +78,14 @@ func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
 		who.Inbox = inbox.DefaultCollection
 	}
 	maker := &roleMaker{cfg: cfg, scope: scope, who: who}
-	return Roles{
-		MongoDB: []Role{maker.relayRole(), maker.setupRole(), maker.serviceRole(), maker.schedulerRole(), maker.consumerRole(), maker.operatorRole(), maker.readerRole()},
-		Kafka:   maker.listACLs(),
-	}, nil
+	roles := NewKafkaRoles(cfg, who)
+	roles.MongoDB = []Role{maker.relayRole(), maker.setupRole(), maker.serviceRole(), maker.schedulerRole(), maker.consumerRole(), maker.operatorRole(), maker.readerRole()}
+	return roles, nil
+}
+
+// NewKafkaRoles derives the ACLs only, which do not depend on watch.
+func NewKafkaRoles(cfg config.Config, who RolesFor) Roles {
+	return Roles{Kafka: (&roleMaker{cfg: cfg, who: who}).listACLs()}
 }
 
 // Script returns a script for mongosh that creates the roles, or updates them if they exist.

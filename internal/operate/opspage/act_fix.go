@@ -38,16 +38,24 @@ func planTopicCreate(call *call) (preview, error) {
 	run := func() (notice, error) {
 		order.DryRun = false
 		created, err := call.use.Activity.CreateTopic(call.ctx, order)
-		return notice{Text: "Topic " + created.Topic + " is created.", Final: "Its waiting events are sent within about a second."}, err
+		return notice{Text: describeCreated(created) + ".", Final: "Its waiting events are sent within about a second."}, err
 	}
 
-	preview := newPreview(run, "The page cannot delete a topic.", "Topic "+found.Topic+" is created in Kafka.")
+	preview := newPreview(run, "The page cannot delete a topic.", describeCreated(found)+" in Kafka.")
 	preview.Rows = []row{
 		{"Partitions", orBrokers(found.Partitions)},
 		{"Replication factor", orBrokers(found.Replication)},
 		{"The same by Kafka's tool", found.Command},
 	}
 	return preview, err
+}
+
+// describeCreated returns the effect on a topic, without the end of the sentence.
+func describeCreated(topic admin.TopicCreated) string {
+	if topic.Extended {
+		return "Topic " + topic.Topic + " exists, and gets the missing partitions"
+	}
+	return "Topic " + topic.Topic + " is created"
 }
 
 // orBrokers returns a number of a new topic, or who chooses it.

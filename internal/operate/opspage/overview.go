@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -189,9 +190,13 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 	switch problem.Kind {
 	case problems.TopicUnwritable:
 		card.Link, card.LinkText = view.Link("/waiting", "topic", problem.Object), "Show "+countNoun(problem.Count, "event")
-		// Only a missing topic has the command that creates it.
+		// Only a topic that the action can repair has a command.
 		if problem.Command != "" {
 			card.Action, card.ActionText, card.Fields = "topic-create", "Create the topic", []row{{"topic", problem.Object}}
+			if problem.Partitions > 0 {
+				card.ActionText = "Restore the topic"
+				card.Fields = append(card.Fields, row{"partitions", strconv.Itoa(problem.Partitions)})
+			}
 		}
 	case problems.WaitingStuck:
 		card.Link, card.LinkText = view.Link("/waiting"), "Show the waiting events"

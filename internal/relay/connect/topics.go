@@ -13,9 +13,11 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
-// TopicOrder is a topic that an operator creates.
+// TopicOrder is a topic that an operator creates, or extends.
 type TopicOrder struct {
 	Topic string
+	// Needed is the number of partitions that the relay needs. A topic that exists with fewer gets them; 0 changes no topic that exists.
+	Needed int
 	// Partitions and Replication replace the numbers of topics.create; 0 keeps them. If neither sets a number, the default of the brokers
 	// applies.
 	Partitions, Replication int
@@ -25,21 +27,23 @@ type TopicOrder struct {
 // NewTopic is the result of a [TopicOrder], or with a dry run the expected one.
 type NewTopic struct {
 	Partitions, Replication int    // 0: the default of the brokers
+	Extended                bool   // the topic exists, and has fewer partitions
 	Command                 string // of kafka-topics.sh, which does the same
 }
 
 // The errors of CreateTopic that callers distinguish. Their texts contain the fix.
 var (
 	ErrTopicExists    = errors.New("the topic exists already")
-	ErrTopicForbidden = errors.New("the Kafka login of the relay may not create the topic")
+	ErrTopicForbidden = errors.New("the Kafka login of the relay may not create or extend the topic")
 
 	errTopicInvalid = errors.New("the topic cannot be created")
 )
 
-// CreateTopic creates a topic to which the relay may write, with the settings of topics.create.
+// CreateTopic creates a topic to which the relay may write, with the settings of topics.create. A topic that exists with fewer partitions than
+// the relay needs gets exactly the needed number, because each further partition would move keys.
 func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, error) {
 	how := newTopicCreate(c.cfg, order)
-	created := NewTopic{how.Partitions, how.Replication, FormatCreation(c.cfg, order.Topic, how)}
+	created := NewTopic{how.Partitions, how.Replication, false, FormatCreation(c.cfg, order.Topic, how)}
 	if rejection := routing.CheckTopic(order.Topic, c.cfg.Topics.Allow); rejection != nil {
 		return created, fmt.Errorf("%w: %s", errTopicInvalid, rejection.Reason)
 	}
@@ -55,8 +59,12 @@ func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, e
 	if err != nil {
 		return created, err
 	}
-	if len(layout.Topics[order.Topic].Partitions) > 0 {
+	switch existing := len(layout.Topics[order.Topic].Partitions); {
+	case existing >= max(order.Needed, 1):
 		return created, fmt.Errorf("%w: topic %s", ErrTopicExists, order.Topic)
+	case existing > 0:
+		err = client.ExtendTopic(ctx, order.Topic, order.Needed, order.DryRun)
+		return NewTopic{order.Needed, 0, true, formatExtension(c.cfg, order.Topic, order.Needed)}, explainCreation(c.cfg, order.Topic, "ALTER", err)
 	}
 
 	if order.DryRun {
@@ -64,7 +72,7 @@ func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, e
 	} else {
 		err = client.CreateTopic(ctx, order.Topic, how)
 	}
-	return created, explainCreation(c.cfg, order.Topic, err)
+	return created, explainCreation(c.cfg, order.Topic, "CREATE", err)
 }
 
 // newTopicCreate returns the settings of a new topic.
@@ -75,20 +83,21 @@ func newTopicCreate(cfg config.Config, order TopicOrder) (how kafkawire.TopicCre
 	if order.Partitions > 0 {
 		how.Partitions = order.Partitions
 	}
+	how.Partitions = max(how.Partitions, order.Needed)
 	if order.Replication > 0 {
 		how.Replication = order.Replication
 	}
 	return how
 }
 
-// explainCreation returns the error of a creation with its fix.
-func explainCreation(cfg config.Config, topic string, err error) error {
+// explainCreation returns the error of a creation or extension with its fix. operation is the right that it needs.
+func explainCreation(cfg config.Config, topic, operation string, err error) error {
 	switch code, known := errors.AsType[kafkawire.Code](err); {
 	case err == nil || !known:
 		return err
 	case code == kafkawire.TopicAuthorizationFailed || code == kafkawire.ClusterAuthorizationFailed:
-		return fmt.Errorf("%w %s: %w; as an administrator, run: kafka-acls.sh --bootstrap-server %s --add --allow-principal '%s' --operation CREATE --topic '%s'",
-			ErrTopicForbidden, topic, code, strings.Join(cfg.Kafka.Brokers, ","), Principal(cfg), topic)
+		return fmt.Errorf("%w %s: %w; as an administrator, run: kafka-acls.sh --bootstrap-server %s --add --allow-principal '%s' --operation %s --topic '%s'",
+			ErrTopicForbidden, topic, code, strings.Join(cfg.Kafka.Brokers, ","), Principal(cfg), operation, topic)
 	default:
 		return fmt.Errorf("%w: %s", errTopicInvalid, kafkawire.ExplainTopic(topic, err).Text)
 	}
@@ -102,9 +111,18 @@ func Principal(cfg config.Config) string {
 	return "User:<the relay's user>"
 }
 
-// FormatCommand returns the command of kafka-topics.sh that creates the topic with the settings of topics.create.
-func (c Cluster) FormatCommand(topic string) string {
-	return FormatCreation(c.cfg, topic, newTopicCreate(c.cfg, TopicOrder{}))
+// FormatCommand returns the command of kafka-topics.sh that ends the obstacle of a topic: it adds partitions to a too small topic, and creates
+// another one with the settings of topics.create. The topic gets the given number of partitions unless that is 0.
+func (c Cluster) FormatCommand(topic, kind string, partitions int) string {
+	if kind == kafkawire.TopicTooSmall {
+		return formatExtension(c.cfg, topic, partitions)
+	}
+	return FormatCreation(c.cfg, topic, newTopicCreate(c.cfg, TopicOrder{Partitions: partitions}))
+}
+
+// formatExtension returns the command of kafka-topics.sh that adds partitions to the topic until it has the given number.
+func formatExtension(cfg config.Config, topic string, partitions int) string {
+	return fmt.Sprintf("kafka-topics.sh --bootstrap-server %s --alter --topic %s --partitions %d", strings.Join(cfg.Kafka.Brokers, ","), topic, partitions)
 }
 
 // FormatCreation returns the command of kafka-topics.sh that creates the topic. A number of 0 leaves the choice to the brokers.

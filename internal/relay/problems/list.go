@@ -39,8 +39,8 @@ type Facts struct {
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 
 	Waiting map[string]Waiting // waiting events by topic
-	// TopicCommand returns the command that creates a topic; nil: unknown.
-	TopicCommand func(topic string) string
+	// TopicCommand returns the command that creates a missing topic, or adds partitions to a too small one; nil: unknown.
+	TopicCommand func(topic, kind string, partitions int) string
 	Letters      *Letters // nil: unknown
 	Retries      []Retry
 	Oplog        Oplog
@@ -174,6 +174,7 @@ func (l *list) addTopics() {
 			known, more := byTopic[at]
 			if more {
 				topic.Count += known.Count
+				topic.Partitions = max(topic.Partitions, known.Partitions)
 				if known.Since.Before(topic.Since) {
 					topic.Since, topic.ForS, topic.Reason, topic.Kind = known.Since, known.ForS, known.Reason, known.Kind
 				}
@@ -188,11 +189,11 @@ func (l *list) addTopics() {
 			Kind: TopicUnwritable, Severity: Warn, Watcher: at.watcher, Object: at.topic, Title: "Topic " + at.topic + " cannot be written",
 			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
 		}
-		if topic.Kind == kafkawire.TopicMissing && l.facts.TopicCommand != nil {
+		if fix := topicFix(topic); fix != "" && l.facts.TopicCommand != nil {
 			// The reason has a general fix after its cause.
 			problem.Detail, _, _ = strings.Cut(problem.Detail, ";")
-			problem.Fix = "outrelay topics create " + at.topic + ", or let the relay create missing topics with topics.create"
-			problem.Command = l.facts.TopicCommand(at.topic)
+			problem.Fix, problem.Partitions = fix, topic.Partitions
+			problem.Command = l.facts.TopicCommand(at.topic, topic.Kind, topic.Partitions)
 		}
 		// The count of the stored events also has those that wait for an earlier event of their key.
 		if stored, known := l.facts.Waiting[at.topic]; known && at.watcher == l.facts.Watcher {
@@ -203,6 +204,20 @@ func (l *list) addTopics() {
 		}
 		l.addProblem(problem)
 	}
+}
+
+// topicFix returns the fix of a topic that outrelay topics create can repair, or "". The command adds partitions to a topic that exists.
+func topicFix(topic UnwritableTopic) string {
+	create := "outrelay topics create " + topic.Topic
+	switch {
+	case topic.Kind == kafkawire.TopicTooSmall:
+		return fmt.Sprintf("%s --partitions %d, which adds the missing partitions", create, topic.Partitions)
+	case topic.Kind != kafkawire.TopicMissing:
+		return ""
+	case topic.Partitions > 0:
+		return fmt.Sprintf("%s --partitions %d, or grant DESCRIBE if the topic exists", create, topic.Partitions)
+	}
+	return create + ", or let the relay create missing topics with topics.create"
 }
 
 // withoutTopic removes the name of the topic from the begin of the reason, which follows the name.

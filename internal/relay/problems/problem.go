@@ -69,6 +69,8 @@ type Problem struct {
 	Fix         string `json:"fix"` // the next step of the operator
 	// Command is a command of another tool that fixes it, such as kafka-topics.sh; "" if there is none.
 	Command string `json:"command,omitempty"`
+	// Partitions is the number of partitions that a topic needs; 0 if the problem does not depend on it.
+	Partitions int `json:"partitions,omitempty"`
 	// Acknowledge is the id for the acknowledgement that ends the problem; "" if only the end of the cause ends it.
 	Acknowledge string `json:"acknowledge,omitempty"`
 }

@@ -1,6 +1,7 @@
 package problems
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -137,6 +138,28 @@ func TestATopicCountsWhatWaits(t *testing.T) {
 	list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{slot}, Waiting: map[string]Waiting{"a": {Events: 48}}})
 	if len(list) != 1 || list[0].Count != 48 || list[0].Detail != "it does not exist; create it" || !list[0].Since.Equal(*ago(time.Minute)) || list[0].ForS != 60 {
 		t.Errorf("%+v", list)
+	}
+}
+
+// The fix and the command of a topic that was deleted or has too few partitions contain the number that it needs.
+func TestTheFixOfATopicNamesItsPartitions(t *testing.T) {
+	t.Parallel()
+	facts := Facts{Now: now, Watcher: "orders", TopicCommand: func(topic, kind string, partitions int) string { return fmt.Sprint(topic, " ", kind, " ", partitions) }}
+
+	for _, c := range []struct {
+		topic        UnwritableTopic
+		fix, command string
+	}{
+		{UnwritableTopic{Topic: "a", Kind: "missing"}, "outrelay topics create a, or let the relay create missing topics with topics.create", "a missing 0"},
+		{UnwritableTopic{Topic: "a", Kind: "missing", Partitions: 6}, "outrelay topics create a --partitions 6, or grant DESCRIBE if the topic exists", "a missing 6"},
+		{UnwritableTopic{Topic: "a", Kind: "too_small", Partitions: 6}, "outrelay topics create a --partitions 6, which adds the missing partitions", "a too_small 6"},
+		{UnwritableTopic{Topic: "a", Kind: "forbidden"}, SpecOf(TopicUnwritable).Fix, ""},
+	} {
+		facts.Slots = []SlotStatus{liveSlot(func(s *SlotStatus) { s.Unwritable = []UnwritableTopic{c.topic} })}
+		list := List(facts)
+		if len(list) != 1 || list[0].Fix != c.fix || list[0].Command != c.command || list[0].Partitions != c.topic.Partitions {
+			t.Errorf("%+v: %+v", c.topic, list)
+		}
 	}
 }
 

@@ -55,12 +55,14 @@ type SlotStatus struct {
 // UnwritableTopic is a topic that cannot be written.
 type UnwritableTopic struct {
 	Topic  string    `bson:"topic" json:"topic"`
-	Kind   string    `bson:"kind" json:"kind"` // missing, forbidden, no_leader, rejected, unreachable, quarantined, opening or throttled
+	Kind   string    `bson:"kind" json:"kind"` // missing, too_small, forbidden, no_leader, rejected, unreachable, quarantined, opening or throttled
 	Reason string    `bson:"reason" json:"reason"`
 	Since  time.Time `bson:"since" json:"since"`
 	Count  int       `bson:"count" json:"count"`
 	ForS   float64   `bson:"-" json:"for_s"`       // seconds since then, until the owner's report
 	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
+	// Partitions is the number of partitions that a missing or too small topic needs, because records were written to them; 0: any.
+	Partitions int `bson:"partitions" json:"partitions,omitempty"`
 }
 
 // SlotProblem is a step of the owner that fails and is repeated.

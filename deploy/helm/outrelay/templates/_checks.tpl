@@ -149,8 +149,12 @@ has checked names and types before.
 {{- $limits := $config.limits | default dict -}}
 {{- $budget := include "outrelay.bytes" ($limits.memory | default "32MiB") | float64 -}}
 {{- $limit := include "outrelay.bytes" (dig "limits" "memory" "" .Values.resources) | float64 -}}
-{{- if and (gt $limit 0.0) (le $limit (mulf 1.5 $budget)) -}}
-{{- $problems = append $problems (printf "resources.limits.memory: found %v; Kubernetes would kill the process at its usual size; expected more than 1.5 times config.limits.memory (%v)" (dig "limits" "memory" "" .Values.resources) ($limits.memory | default "32MiB")) -}}
+{{- if and (gt $limit 0.0) (lt $limit (addf (mulf 1.5 $budget) 62914560.0)) -}}
+{{- $problems = append $problems (printf "resources.limits.memory: found %v; Kubernetes would kill the process at its usual size; expected at least 1.5 times config.limits.memory (%v) and 60Mi" (dig "limits" "memory" "" .Values.resources) ($limits.memory | default "32MiB")) -}}
+{{- end -}}
+{{- $request := include "outrelay.bytes" (dig "requests" "memory" "" .Values.resources) | float64 -}}
+{{- if and (gt $limit 0.0) (gt $request $limit) -}}
+{{- $problems = append $problems (printf "resources.requests.memory: found %v; Kubernetes rejects a request above resources.limits.memory (%v)" (dig "requests" "memory" "" .Values.resources) (dig "limits" "memory" "" .Values.resources)) -}}
 {{- end -}}
 
 {{- /* Optional objects. */ -}}

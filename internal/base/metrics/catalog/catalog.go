@@ -255,7 +255,7 @@ var sections = []section{
 		{
 			Name: "outrelay_unwritable_records", Labels: []string{"topic", "reason"}, Unit: "records",
 			Help:   "Records for an unwritable topic, by reason: held, given back or not taken.",
-			Detail: "`missing`, `forbidden`, `no_leader`, `quarantined`, `rejected`, `unreachable`, `opening`, `throttled`. Above 100 topics, the sum of the others is `other`.",
+			Detail: "`missing`, `too_small`, `forbidden`, `no_leader`, `quarantined`, `rejected`, `unreachable`, `opening`, `throttled`. Above 100 topics, the sum of the others is `other`.",
 			Fix:    "Create the topic, grant the right, or bring the leader back",
 		},
 		{

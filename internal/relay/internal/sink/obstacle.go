@@ -26,6 +26,7 @@ var (
 // Kinds of obstacles. They are also the values of a metric label.
 const (
 	kindMissing     = kafkawire.TopicMissing
+	kindTooSmall    = kafkawire.TopicTooSmall
 	kindForbidden   = kafkawire.TopicForbidden
 	kindNoLeader    = kafkawire.TopicNoLeader
 	kindQuarantined = "quarantined"

@@ -32,7 +32,7 @@ func (o *Opener) mayReopen(now time.Time) bool {
 // outage, so its records wait.
 func (o obstacle) parksPartition() bool {
 	switch o.kind {
-	case kindMissing, kindForbidden, kindNoLeader, kindQuarantined:
+	case kindMissing, kindTooSmall, kindForbidden, kindNoLeader, kindQuarantined:
 		return true
 	}
 	return false

@@ -214,7 +214,7 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 			"which could not be written; a takeover reads it soon", id, topic)}, now)
 	case gone:
 		partition.away = true
-		partition.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
+		partition.setObstacle(obstacle{kindTooSmall, fmt.Sprintf("topic %q no longer has a partition %d; "+
 			"add partitions until it has %d", topic, id, len(partition.topic.partitions))}, now)
 	case to == nil:
 		partition.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+

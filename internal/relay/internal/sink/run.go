@@ -156,6 +156,8 @@ type Unwritable struct {
 	Since     time.Time
 	Records   int // records that wait, and stream records that were given back or not taken since it was parked
 	Parked    bool
+	// Partitions is the number of partitions that a missing or too small topic needs; 0: any.
+	Partitions int
 }
 
 // State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
@@ -168,7 +170,7 @@ func (s *Sink) State() []Unwritable {
 	var list []Unwritable
 	for _, t := range s.topics {
 		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
-			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
+			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked, t.neededFor(t.obstacle)})
 		}
 
 		for _, p := range t.partitions {
@@ -182,7 +184,7 @@ func (s *Sink) State() []Unwritable {
 			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
 				continue
 			}
-			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
+			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked, t.neededFor(p.obstacle)})
 		}
 	}
 
@@ -193,6 +195,14 @@ func (s *Sink) State() []Unwritable {
 		return int(a.Partition - b.Partition)
 	})
 	return list
+}
+
+// neededFor returns the number of partitions that ends the obstacle, or 0 if the obstacle does not depend on the number.
+func (t *topic) neededFor(o obstacle) int {
+	if o.kind != kindMissing && o.kind != kindTooSmall {
+		return 0
+	}
+	return len(t.partitions)
 }
 
 // registerGauges connects the gauges whose values are computed when they are read.

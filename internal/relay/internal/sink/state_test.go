@@ -54,6 +54,33 @@ func TestStateListsOnlyTargetsWithRecords(t *testing.T) {
 	}
 }
 
+// TestStateNamesTheNeededPartitions: a topic that was deleted, or created again with fewer partitions, needs the number it had.
+func TestStateNamesTheNeededPartitions(t *testing.T) {
+	t.Parallel()
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a", "b"))
+	options := fakeOptions(brokers...)
+	options.noRun = true
+	opened := openSink(t, options)
+	opened.mu.Lock()
+	opened.findOrAddTopicLocked("a").addPartitions(3)
+	opened.findOrAddTopicLocked("b").addPartitions(3)
+	opened.mu.Unlock()
+
+	opened.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
+		"a": {Err: kafka.UnknownTopicOrPartition},
+		"b": {Partitions: []kafkawire.PartitionLayout{{Leader: 1}}},
+	}})
+	for _, topic := range []string{"a", "b"} {
+		sent := newRecord(topic, "k", "1")
+		sent.Partition = 2
+		opened.send(t, sent)
+	}
+	state := opened.State()
+	if len(state) != 2 || state[0].Kind != kindMissing || state[0].Partitions != 3 || state[1].Kind != kindTooSmall || state[1].Partitions != 3 {
+		t.Errorf("state %+v, want a missing topic and a too small one that need 3 partitions", state)
+	}
+}
+
 // TestN02_TheGateIsAskedRightBeforeTheWrite: the lease may expire while a connection is opened, or
 // while the process is suspended.
 func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {

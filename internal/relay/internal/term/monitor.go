@@ -335,6 +335,8 @@ type unwritableTarget struct {
 	Since   time.Time `bson:"since"`
 	Records int       `bson:"count"`
 	Parked  bool      `bson:"parked,omitempty"`
+
+	Partitions int `bson:"partitions,omitempty"`
 }
 
 // termStats contains the last Stats of a term. It is safe for concurrent use.
@@ -407,7 +409,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	// A new list: the last one may be in use by a renewal.
 	v.current.Unwritable = make([]unwritableTarget, len(unwritable))
 	for i, target := range unwritable {
-		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason, target.Since, target.Records, target.Parked}
+		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason, target.Since, target.Records, target.Parked, target.Partitions}
 	}
 	v.current.LagMS = lagOf(monitor.resolver, stream, monitor.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()
