@@ -154,8 +154,9 @@ type Unwritable struct {
 	Kind      string
 	Reason    string // for operators: what happened, to which target, and the fix
 	Since     time.Time
-	Records   int // records that wait, and stream records that were given back or not taken since it was parked
-	Parked    bool
+	// Records is the number of records that wait, and of those that were given back or not taken since the target was parked, at least.
+	Records int
+	Parked  bool
 }
 
 // State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
@@ -167,12 +168,12 @@ func (s *Sink) State() []Unwritable {
 	now := time.Now()
 	var list []Unwritable
 	for _, t := range s.topics {
-		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
+		if n := countRecords(t.waiting) + t.waitingRecords(); n > 0 && !t.obstacle.none() {
 			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
 		}
 
 		for _, p := range t.partitions {
-			n := countRecords(p.queue) + p.turnedAway
+			n := countRecords(p.queue) + p.waitingRecords()
 			if n == 0 || p.obstacle.none() {
 				continue
 			}
