@@ -22,7 +22,8 @@ const (
 	lagFailsAfter   = 5 * time.Minute
 	retriesWarn     = 15 * time.Minute // a handler fails for so long; most outages of its services are shorter
 	clockOffAfter   = 2 * time.Second
-	oplogWarns      = 0.5 // used part of the oplog
+	countsOldAfter  = 10 * time.Second // counts of this age are shown with it
+	oplogWarns      = 0.5              // used part of the oplog
 	oplogFails      = 0.9
 )
 
@@ -38,7 +39,8 @@ type Facts struct {
 
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 
-	Waiting map[string]Waiting // waiting events by topic
+	CountedAt time.Time          // of the facts that are counts: all that follow
+	Waiting   map[string]Waiting // waiting events by topic
 	// TopicCommand returns the command that creates a topic; nil: unknown.
 	TopicCommand func(topic string) string
 	Letters      *Letters // nil: unknown
@@ -312,6 +314,7 @@ func (l *list) addLetters() {
 		problem.Severity = Fail
 		problem.Detail += "; " + check.Detail
 	}
+	problem.Detail = l.withAge(problem.Detail)
 	l.addProblem(problem)
 }
 
@@ -338,7 +341,7 @@ func (l *list) addRetries() {
 	if len(names) == 0 {
 		return
 	}
-	problem.Detail = joinNames(names)
+	problem.Detail = l.withAge(joinNames(names))
 	l.addProblem(problem)
 }
 
@@ -374,13 +377,13 @@ func (l *list) addRules() {
 	hasTopic := slices.ContainsFunc(l.problems, func(problem Problem) bool { return problem.Kind == TopicUnwritable && problem.Watcher == watcher })
 	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
 		l.addProblem(Problem{
-			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: check.Detail,
+			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: l.withAge(check.Detail),
 			Since: l.oldestWaiting(), Count: check.N, Unit: "events wait",
 		})
 	}
 	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
 		l.addProblem(Problem{
-			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: check.Detail,
+			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: l.withAge(check.Detail),
 			Count: check.N, Unit: "outboxes",
 		})
 	}
@@ -394,6 +397,15 @@ func (l *list) oldestWaiting() (oldest *time.Time) {
 		}
 	}
 	return oldest
+}
+
+// withAge returns the detail of a problem that is a count, with the age of the count if it is not of the present.
+func (l *list) withAge(detail string) string {
+	age := l.facts.Now.Sub(l.facts.CountedAt)
+	if l.facts.CountedAt.IsZero() || age < countsOldAfter {
+		return detail
+	}
+	return detail + "; counted " + age.Truncate(time.Second).String() + " ago"
 }
 
 // joinNames lists the first three names, and counts the others.

@@ -2,6 +2,7 @@ package problems
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,5 +218,16 @@ func TestDetailsOfProblemsNameEveryCause(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestAnOldCountIsShownWithItsAge: a problem that is a count has its age, if the count is not of the present.
+func TestAnOldCountIsShownWithItsAge(t *testing.T) {
+	t.Parallel()
+	for age, want := range map[time.Duration]string{5 * time.Second: "discarded", 45 * time.Second: "; counted 45s ago"} {
+		list := List(Facts{Now: now, Watcher: "orders", CountedAt: now.Add(-age), Letters: &Letters{Relay: 1}})
+		if len(list) != 1 || !strings.HasSuffix(list[0].Detail, want) {
+			t.Errorf("%s: %+v", age, list)
+		}
 	}
 }
