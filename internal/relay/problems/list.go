@@ -84,8 +84,11 @@ type Retry struct {
 	Since          time.Time // of the first failure
 }
 
-// Oplog are the times of the ends of MongoDB's oplog.
-type Oplog struct{ Oldest, Newest time.Time }
+// Oplog describes MongoDB's oplog.
+type Oplog struct {
+	Oldest, Newest time.Time // the times of its ends
+	Whole          bool      // nothing was cut off yet, so how far it will reach back is unknown
+}
 
 // list collects problems.
 type list struct {

@@ -80,11 +80,14 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
 		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", 100 }), []string{"warn gap_open/orders"}},
-		"oplog": {Facts{Nodes: two, Oplog: Oplog{*ago(10 * time.Hour), now}, Slots: []SlotStatus{
+		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "1of3", ago(6*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "2of3", ago(11*time.Hour) }),
 		}}, []string{"fail oplog_used/orders/2of3", "warn oplog_used/orders/1of3"}},
+		"an oplog that is not full": {Facts{Nodes: two, Oplog: Oplog{*ago(10 * time.Hour), now, true}, Slots: []SlotStatus{
+			liveSlot(func(s *SlotStatus) { s.PositionAt = ago(11 * time.Hour) }),
+		}}, []string{}},
 		"one node": {Facts{Slots: of(nil).Slots, Nodes: two[:1]}, []string{"warn no_standby/orders"}},
 		"no node":  {Facts{Nodes: []nodes.Node{}}, []string{"fail no_owner/orders"}},
 		"sick nodes": {Facts{Slots: of(nil).Slots, Nodes: []nodes.Node{

@@ -66,11 +66,11 @@ func (r *Relay) newCounter() figures.Counter {
 		Now:     r.shared.Clock.Now,
 		Indexes: &indexes,
 		Lenient: true,
-		Oplog: func(context.Context) (oldest, newest time.Time, err error) {
-			if oplog := r.counts.oplog.Load(); oplog != nil {
-				oldest, newest = oplog.Oldest, oplog.Newest
+		Oplog: func(context.Context) (oplog problems.Oplog, err error) {
+			if known := r.counts.oplog.Load(); known != nil {
+				oplog = *known
 			}
-			return oldest, newest, nil
+			return oplog, nil
 		},
 		// The owner itself reports whether it may read the outboxes.
 		Inspect: func(ctx context.Context) ([]outboxes.Finding, error) { return inspect(ctx, true) },
