@@ -102,11 +102,11 @@ func List(facts Facts) []Problem {
 	for i := range facts.Slots {
 		collected.addSlot(&facts.Slots[i])
 	}
-	collected.addTopics()
 	collected.addNodes()
 	for _, own := range facts.Own {
 		collected.addSteps(facts.Watcher, own.Object, facts.Node, own.Steps)
 	}
+	collected.addTopics()
 	collected.addOutboxes()
 	collected.addLetters()
 	collected.addRetries()
@@ -165,6 +165,13 @@ func (l *list) findSame(other Problem) *Problem {
 	return &l.problems[i]
 }
 
+// isKafkaAway reports whether the list has the problem that the owner of the slot reaches no broker.
+func (l *list) isKafkaAway(slot *SlotStatus) bool {
+	return slices.ContainsFunc(l.problems, func(problem Problem) bool {
+		return problem.Kind == KafkaUnreachable && (problem.Object == slot.Node || problem.Object == slot.object())
+	})
+}
+
 // addTopics adds a problem for each topic that cannot be written. Several slots may report the same topic.
 func (l *list) addTopics() {
 	type target struct{ watcher, topic string }
@@ -174,7 +181,12 @@ func (l *list) addTopics() {
 		if slot.Paused || !slot.HasOwner() {
 			continue
 		}
+		away := l.isKafkaAway(slot)
 		for _, topic := range slot.Unwritable {
+			// Each topic would be a problem, with a single cause.
+			if away && topic.Kind == kafkawire.TopicUnreachable {
+				continue
+			}
 			at := target{slot.Name, topic.Topic}
 			known, more := byTopic[at]
 			if more {
@@ -192,6 +204,9 @@ func (l *list) addTopics() {
 		problem := Problem{
 			Kind: TopicUnwritable, Severity: Warn, Watcher: at.watcher, Object: at.topic, Title: "Topic " + at.topic + " cannot be written",
 			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
+		}
+		if at.watcher != l.facts.Watcher {
+			problem.Title = "Topic " + at.topic + " of watcher " + at.watcher + " cannot be written"
 		}
 		if topic.Kind == kafkawire.TopicMissing && l.facts.TopicCommand != nil {
 			// The reason has a general fix after its cause.
@@ -376,15 +391,17 @@ func (l *list) addRules() {
 		l.addProblem(problem)
 	}
 
-	// A topic that cannot be written explains why events wait.
-	hasTopic := slices.ContainsFunc(l.problems, func(problem Problem) bool { return problem.Kind == TopicUnwritable && problem.Watcher == watcher })
-	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
+	// A topic that cannot be written explains why events wait, and so does an outage of Kafka.
+	explained := slices.ContainsFunc(l.problems, func(problem Problem) bool {
+		return (problem.Kind == TopicUnwritable || problem.Kind == KafkaUnreachable) && problem.Watcher == watcher
+	})
+	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !explained {
 		l.addProblem(Problem{
 			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: l.withAge(check.Detail),
 			Since: l.oldestWaiting(), Count: check.N, Unit: "events wait",
 		})
 	}
-	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
+	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !explained {
 		l.addProblem(Problem{
 			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: l.withAge(check.Detail),
 			Count: check.N, Unit: "outboxes",
