@@ -12,6 +12,7 @@ import (
 func TestAnOplogIsWholeUntilTheServerCutsItOff(t *testing.T) {
 	t.Parallel()
 	ends := bson.D{{Key: "earliestOptime", Value: bson.Timestamp{T: 100}}, {Key: "latestOptime", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: 160}}}}}
+
 	for _, c := range []struct {
 		truncation bson.D
 		whole      bool

@@ -15,6 +15,7 @@ func TestAnOutageOfKafkaIsOneProblem(t *testing.T) {
 	slots := []SlotStatus{liveSlot(func(s *SlotStatus) {
 		s.Unwritable = []UnwritableTopic{{Topic: "a", Kind: kafkawire.TopicUnreachable}, {Topic: "b", Kind: kafkawire.TopicMissing}}
 	})}
+
 	for reachable, want := range map[bool]string{
 		false: "kafka_unreachable/n1 topic_unwritable/b",
 		true:  "topic_unwritable/a topic_unwritable/b",
