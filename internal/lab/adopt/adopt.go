@@ -224,7 +224,7 @@ func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, report *
 			asTime(at).Format(time.RFC3339), asTime(now).Format(time.RFC3339))
 	}
 
-	oldest, _, err := changes.OplogWindow(ctx, a.clients.State)
+	oplog, err := changes.ReadOplog(ctx, a.clients.State)
 	// Without the privilege, opening the stream shows it.
 	if errors.Is(err, changes.ErrNotAllowed) {
 		return nil
@@ -232,9 +232,9 @@ func (a *Adopter) checkHistory(ctx context.Context, now bson.Timestamp, report *
 	if err != nil {
 		return err
 	}
-	report.OplogFrom = asTime(oldest)
-	if at.Before(oldest) {
-		return a.tooOld(at, asTime(oldest).Format(time.RFC3339))
+	report.OplogFrom = asTime(oplog.Oldest)
+	if at.Before(oplog.Oldest) {
+		return a.tooOld(at, asTime(oplog.Oldest).Format(time.RFC3339))
 	}
 	return nil
 }

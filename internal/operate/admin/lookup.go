@@ -31,7 +31,7 @@ const maxConcurrentLookups = 8
 // database of a service.
 func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, error) {
 	if countSet(query.Text, query.ID, query.Key) != 1 {
-		return LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}, invalidRequest("look up one text: an id or an ordering key")
+		return LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}, Searched: []string{}}, invalidRequest("look up one text: an id or an ordering key")
 	}
 	if query.Text == "" {
 		return o.lookUp(ctx, query)
@@ -60,11 +60,12 @@ func countSet(texts ...string) (n int) {
 
 // lookUp is Lookup of an id or a key.
 func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, error) {
-	out := LookupResult{ByKey: query.Key != "", Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
+	out := LookupResult{ByKey: query.Key != "", Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}, Searched: []string{}}
 	names, err := o.lookupCollections(ctx, query.Collection)
 	if err != nil {
 		return out, err
 	}
+	out.Searched, out.Outboxes = append(out.Searched, names[:min(len(names), maxSearched)]...), len(names)
 
 	limit := pageSize(query.Limit)
 	deadFilter := DeadFilter{Collection: query.Collection, IDs: optionalID(query.ID), Key: query.Key, Source: FromRelay}

@@ -2,6 +2,8 @@ package admin
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -29,6 +31,8 @@ type LookupResult struct {
 	Since     *time.Time      `json:"since,omitempty"`
 	More      bool            `json:"more"`             // the result exceeds the limit
 	Limits    string          `json:"limits,omitempty"` // what the result cannot contain, in a sentence
+	Searched  []string        `json:"searched"`         // the outboxes that were searched, at most 20
+	Outboxes  int             `json:"outboxes"`         // how many were searched
 }
 
 // FoundEnvelope is an event without its payload, and its whole life.
@@ -64,9 +68,21 @@ type FoundEnvelope struct {
 // ConversationID returns the id of the conversation of the event. An event without one may begin a conversation.
 func (e FoundEnvelope) ConversationID() string { return cmp.Or(e.CorrelationID, e.ID) }
 
-// DescribeMissing returns the sentence for a result without events.
+// maxSearched bounds the names of outboxes in a result.
+const maxSearched = 20
+
+// DescribeMissing returns the sentences for a result without events. An event may also be in a collection that the watcher does not read.
 func (r LookupResult) DescribeMissing() string {
 	text := "Nothing was found: the event was never appended, or retention has removed it."
+	if r.Outboxes == 0 {
+		text += " The watcher has registered no outbox yet."
+	} else {
+		text += " Searched: " + strings.Join(r.Searched, ", ")
+		if more := r.Outboxes - len(r.Searched); more > 0 {
+			text += fmt.Sprintf(" and %d more outboxes", more)
+		}
+		text += "."
+	}
 	if r.Since != nil {
 		text += " For a key, delivered events are included since " + r.Since.UTC().Format(time.RFC3339) + "."
 	}

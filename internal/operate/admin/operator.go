@@ -20,6 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/figures"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -64,10 +65,10 @@ type Operator struct {
 	LetterExpiry  time.Duration // after which the server removes the dead letter of a skipped event; 0 keeps it
 	Node, Version string        // of this process
 
-	Mapping   *envelope.Mapping                                               // of Watcher; nil: the documents are envelopes of the contract
-	Router    *routing.Router                                                 // of Watcher, for replays
-	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
-	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
+	Mapping   *envelope.Mapping                                            // of Watcher; nil: the documents are envelopes of the contract
+	Router    *routing.Router                                              // of Watcher, for replays
+	Compacted func(ctx context.Context, topics []string) ([]string, error) // returns the compacted topics, for replays
+	Oplog     func(ctx context.Context) (problems.Oplog, error)            // reads the ends of the oplog
 
 	CheckKafka func(ctx context.Context) error // logs in to Kafka, for Ping
 	// KafkaGroups reads consumer groups from Kafka.

@@ -239,10 +239,10 @@ func TestACountDoesNotHoldAReader(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	release := make(chan struct{})
-	oplog := func(context.Context) (oldest, newest time.Time, err error) {
+	oplog := func(context.Context) (problems.Oplog, error) {
 		leave()
 		<-release
-		return oldest, newest, nil
+		return problems.Oplog{}, nil
 	}
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Oplog: oplog})
 	if _, err := k.Overview(ctx); !errors.Is(err, context.Canceled) {

@@ -2,11 +2,14 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/changes"
 )
 
 // The bounds of a sound deployment.
@@ -132,42 +135,23 @@ func (x mongoChecks) checkOplog(ctx context.Context) finding {
 			"each shard has its own oplog, which mongos does not show; run rs.printReplicationInfo() on each shard")
 	}
 
-	var status struct {
-		Oplog struct {
-			Earliest bson.Timestamp `bson:"earliestOptime"`
-			Latest   bson.Timestamp `bson:"latestOptime"`
-		} `bson:"oplog"`
-		Truncation *struct {
-			Count    int64   `bson:"truncateCount"`
-			MinHours float64 `bson:"oplogMinRetentionHours"`
-		} `bson:"oplogTruncation"`
-	}
-	cmd := bson.D{{Key: "serverStatus", Value: 1}, {Key: "oplog", Value: 1}, {Key: "oplogTruncation", Value: 1}}
-	for _, section := range []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"} {
-		// These sections would make the response large.
-		cmd = append(cmd, bson.E{Key: section, Value: 0})
-	}
-
-	err := x.mongo.runAdminCommand(ctx, cmd, &status)
+	oplog, err := changes.ReadOplog(ctx, x.mongo.client)
 	switch {
-	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
+	case errors.Is(err, changes.ErrNotAllowed):
 		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the user lacks the action serverStatus, so the time window of the oplog cannot be read")
-	case err != nil:
-		return unchecked("", "reading the time window of the oplog failed: %v", err)
-	case status.Oplog.Latest.T == 0:
+	case errors.Is(err, changes.ErrNoOplog):
 		return unchecked("", "the server does not return the time window of the oplog")
+	case err != nil:
+		return unchecked("", "%v", err)
 	}
 
-	window := time.Duration(status.Oplog.Latest.T-status.Oplog.Earliest.T) * time.Second
 	// A young oplog is short, but it will keep at least its configured retention.
-	if status.Truncation != nil && status.Truncation.MinHours > 0 {
-		window = max(window, time.Duration(status.Truncation.MinHours*float64(time.Hour)))
-	}
+	window := max(oplog.Window(), oplog.Retention)
 	wanted := x.cfg.Retention
 	if wanted == 0 {
 		wanted = usualRetain
 	}
-	return judgeOplog(window, wanted, status.Truncation != nil && status.Truncation.Count == 0)
+	return judgeOplog(window, wanted, oplog.Whole)
 }
 
 // judgeOplog judges the window of the oplog. whole means that nothing was cut off the oplog since the server started.

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -187,15 +188,14 @@ func Router(cfg config.Config, choose func(aggregateType, typ string) []string) 
 	return router, nil
 }
 
-// Oplog returns a function that reads the times of the oldest and the newest oplog entry, in
-// seconds. Positions between them can be resumed. The function fails if the user lacks the
-// privilege.
-func Oplog(client *mongo.Client) func(ctx context.Context) (oldest, newest time.Time, err error) {
-	return func(ctx context.Context) (time.Time, time.Time, error) {
-		first, last, err := changes.OplogWindow(ctx, client)
+// Oplog returns a function that reads the ends of the oplog. Positions between them can be resumed. The function fails if the user lacks
+// the privilege.
+func Oplog(client *mongo.Client) func(ctx context.Context) (problems.Oplog, error) {
+	return func(ctx context.Context) (problems.Oplog, error) {
+		oplog, err := changes.ReadOplog(ctx, client)
 		if err != nil {
-			return time.Time{}, time.Time{}, err
+			return problems.Oplog{}, err
 		}
-		return time.Unix(int64(first.T), 0).UTC(), time.Unix(int64(last.T), 0).UTC(), nil
+		return problems.Oplog{Oldest: time.Unix(int64(oplog.Oldest.T), 0).UTC(), Newest: time.Unix(int64(oplog.Newest.T), 0).UTC(), Whole: oplog.Whole}, nil
 	}
 }

@@ -52,10 +52,10 @@ type Counter struct {
 	// ConsumerDatabases are databases of services that have no outbox of the watcher.
 	ConsumerDatabases []string
 
-	Now     func() time.Time                                                // of the server
-	Indexes *outboxes.Indexes                                               // wanted on each outbox; nil: they are not compared
-	Inspect func(ctx context.Context) ([]outboxes.Finding, error)           // nil: the watched names are not inspected
-	Oplog   func(ctx context.Context) (oldest, newest time.Time, err error) // nil: unknown
+	Now     func() time.Time                                      // of the server
+	Indexes *outboxes.Indexes                                     // wanted on each outbox; nil: they are not compared
+	Inspect func(ctx context.Context) ([]outboxes.Finding, error) // nil: the watched names are not inspected
+	Oplog   func(ctx context.Context) (problems.Oplog, error)     // nil: unknown
 
 	// Lenient leaves out what the user has no privilege to read. Otherwise it is an error.
 	Lenient bool
@@ -104,7 +104,7 @@ func (c *Counter) Count(ctx context.Context) (Figures, error) {
 
 	// The oplog and the names are optional: without the privileges they are unknown.
 	if c.Oplog != nil {
-		round.found.Oplog.Oldest, round.found.Oplog.Newest, _ = c.Oplog(ctx)
+		round.found.Oplog, _ = c.Oplog(ctx)
 	}
 	if c.Inspect != nil {
 		if round.found.Unreadable, err = c.Inspect(ctx); c.tolerate(err) != nil {

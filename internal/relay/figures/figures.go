@@ -79,7 +79,7 @@ type Figures struct {
 // AddTo adds copies of the figures to the facts about a watcher.
 func (f *Figures) AddTo(facts *problems.Facts) {
 	letters := f.Letters
-	facts.Letters, facts.Oplog, facts.Health, facts.Unreadable = &letters, f.Oplog, f.Health, f.Unreadable
+	facts.CountedAt, facts.Letters, facts.Oplog, facts.Health, facts.Unreadable = f.At, &letters, f.Oplog, f.Health, f.Unreadable
 	facts.Retries = f.Retries
 	facts.Waiting = make(map[string]problems.Waiting, len(f.Topics))
 	for _, topic := range f.Topics {

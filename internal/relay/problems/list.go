@@ -22,7 +22,8 @@ const (
 	lagFailsAfter   = 5 * time.Minute
 	retriesWarn     = 15 * time.Minute // a handler fails for so long; most outages of its services are shorter
 	clockOffAfter   = 2 * time.Second
-	oplogWarns      = 0.5 // used part of the oplog
+	countsOldAfter  = 10 * time.Second // counts of this age are shown with it
+	oplogWarns      = 0.5              // used part of the oplog
 	oplogFails      = 0.9
 )
 
@@ -38,7 +39,8 @@ type Facts struct {
 
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 
-	Waiting map[string]Waiting // waiting events by topic
+	CountedAt time.Time          // of the facts that are counts: all that follow
+	Waiting   map[string]Waiting // waiting events by topic
 	// TopicCommand returns the command that creates a missing topic, or adds partitions to a too small one; nil: unknown.
 	TopicCommand func(topic, kind string, partitions int) string
 	Letters      *Letters // nil: unknown
@@ -82,8 +84,11 @@ type Retry struct {
 	Since          time.Time // of the first failure
 }
 
-// Oplog are the times of the ends of MongoDB's oplog.
-type Oplog struct{ Oldest, Newest time.Time }
+// Oplog describes MongoDB's oplog.
+type Oplog struct {
+	Oldest, Newest time.Time // the times of its ends
+	Whole          bool      // nothing was cut off yet, so how far it will reach back is unknown
+}
 
 // list collects problems.
 type list struct {
@@ -97,11 +102,11 @@ func List(facts Facts) []Problem {
 	for i := range facts.Slots {
 		collected.addSlot(&facts.Slots[i])
 	}
-	collected.addTopics()
 	collected.addNodes()
 	for _, own := range facts.Own {
 		collected.addSteps(facts.Watcher, own.Object, facts.Node, own.Steps)
 	}
+	collected.addTopics()
 	collected.addOutboxes()
 	collected.addLetters()
 	collected.addRetries()
@@ -160,6 +165,13 @@ func (l *list) findSame(other Problem) *Problem {
 	return &l.problems[i]
 }
 
+// isKafkaAway reports whether the list has the problem that the owner of the slot reaches no broker.
+func (l *list) isKafkaAway(slot *SlotStatus) bool {
+	return slices.ContainsFunc(l.problems, func(problem Problem) bool {
+		return problem.Kind == KafkaUnreachable && (problem.Object == slot.Node || problem.Object == slot.object())
+	})
+}
+
 // addTopics adds a problem for each topic that cannot be written. Several slots may report the same topic.
 func (l *list) addTopics() {
 	type target struct{ watcher, topic string }
@@ -169,7 +181,12 @@ func (l *list) addTopics() {
 		if slot.Paused || !slot.HasOwner() {
 			continue
 		}
+		away := l.isKafkaAway(slot)
 		for _, topic := range slot.Unwritable {
+			// Each topic would be a problem, with a single cause.
+			if away && topic.Kind == kafkawire.TopicUnreachable {
+				continue
+			}
 			at := target{slot.Name, topic.Topic}
 			known, more := byTopic[at]
 			if more {
@@ -188,6 +205,9 @@ func (l *list) addTopics() {
 		problem := Problem{
 			Kind: TopicUnwritable, Severity: Warn, Watcher: at.watcher, Object: at.topic, Title: "Topic " + at.topic + " cannot be written",
 			Since: &since, ForS: topic.ForS, Count: int64(topic.Count), Unit: "events wait", Detail: withoutTopic(topic.Reason, at.topic),
+		}
+		if at.watcher != l.facts.Watcher {
+			problem.Title = "Topic " + at.topic + " of watcher " + at.watcher + " cannot be written"
 		}
 		if fix := topicFix(topic); fix != "" && l.facts.TopicCommand != nil {
 			// The reason has a general fix after its cause.
@@ -327,6 +347,7 @@ func (l *list) addLetters() {
 		problem.Severity = Fail
 		problem.Detail += "; " + check.Detail
 	}
+	problem.Detail = l.withAge(problem.Detail)
 	l.addProblem(problem)
 }
 
@@ -353,7 +374,7 @@ func (l *list) addRetries() {
 	if len(names) == 0 {
 		return
 	}
-	problem.Detail = joinNames(names)
+	problem.Detail = l.withAge(joinNames(names))
 	l.addProblem(problem)
 }
 
@@ -385,17 +406,19 @@ func (l *list) addRules() {
 		l.addProblem(problem)
 	}
 
-	// A topic that cannot be written explains why events wait.
-	hasTopic := slices.ContainsFunc(l.problems, func(problem Problem) bool { return problem.Kind == TopicUnwritable && problem.Watcher == watcher })
-	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !hasTopic {
+	// A topic that cannot be written explains why events wait, and so does an outage of Kafka.
+	explained := slices.ContainsFunc(l.problems, func(problem Problem) bool {
+		return (problem.Kind == TopicUnwritable || problem.Kind == KafkaUnreachable) && problem.Watcher == watcher
+	})
+	if check := l.findRule(health.WaitingRule); check != nil && check.Status != health.OK && !explained {
 		l.addProblem(Problem{
-			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: check.Detail,
+			Kind: WaitingStuck, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Waiting events of " + watcher + " do not decrease", Detail: l.withAge(check.Detail),
 			Since: l.oldestWaiting(), Count: check.N, Unit: "events wait",
 		})
 	}
-	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !hasTopic {
+	if check := l.findRule(health.OverdueRule); check != nil && check.Status != health.OK && !explained {
 		l.addProblem(Problem{
-			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: check.Detail,
+			Kind: ScheduledOverdue, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Scheduled events of " + watcher + " are overdue", Detail: l.withAge(check.Detail),
 			Count: check.N, Unit: "outboxes",
 		})
 	}
@@ -409,6 +432,15 @@ func (l *list) oldestWaiting() (oldest *time.Time) {
 		}
 	}
 	return oldest
+}
+
+// withAge returns the detail of a problem that is a count, with the age of the count if it is not of the present.
+func (l *list) withAge(detail string) string {
+	age := l.facts.Now.Sub(l.facts.CountedAt)
+	if l.facts.CountedAt.IsZero() || age < countsOldAfter {
+		return detail
+	}
+	return detail + "; counted " + age.Truncate(time.Second).String() + " ago"
 }
 
 // joinNames lists the first three names, and counts the others.

@@ -153,7 +153,7 @@ func wereSent(n int64) string {
 func (l *list) addOplog(slot *SlotStatus) {
 	oplog := l.facts.Oplog
 	window := oplog.Newest.Sub(oplog.Oldest)
-	if slot.PositionAt == nil || oplog.Oldest.IsZero() || window <= 0 {
+	if slot.PositionAt == nil || oplog.Oldest.IsZero() || oplog.Whole || window <= 0 {
 		return
 	}
 

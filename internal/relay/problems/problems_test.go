@@ -3,6 +3,7 @@ package problems
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,11 +81,14 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
 		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", 100 }), []string{"warn gap_open/orders"}},
-		"oplog": {Facts{Nodes: two, Oplog: Oplog{*ago(10 * time.Hour), now}, Slots: []SlotStatus{
+		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "1of3", ago(6*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "2of3", ago(11*time.Hour) }),
 		}}, []string{"fail oplog_used/orders/2of3", "warn oplog_used/orders/1of3"}},
+		"an oplog that is not full": {Facts{Nodes: two, Oplog: Oplog{*ago(10 * time.Hour), now, true}, Slots: []SlotStatus{
+			liveSlot(func(s *SlotStatus) { s.PositionAt = ago(11 * time.Hour) }),
+		}}, []string{}},
 		"one node": {Facts{Slots: of(nil).Slots, Nodes: two[:1]}, []string{"warn no_standby/orders"}},
 		"no node":  {Facts{Nodes: []nodes.Node{}}, []string{"fail no_owner/orders"}},
 		"sick nodes": {Facts{Slots: of(nil).Slots, Nodes: []nodes.Node{
@@ -240,5 +244,16 @@ func TestDetailsOfProblemsNameEveryCause(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestAnOldCountIsShownWithItsAge: a problem that is a count has its age, if the count is not of the present.
+func TestAnOldCountIsShownWithItsAge(t *testing.T) {
+	t.Parallel()
+	for age, want := range map[time.Duration]string{5 * time.Second: "discarded", 45 * time.Second: "; counted 45s ago"} {
+		list := List(Facts{Now: now, Watcher: "orders", CountedAt: now.Add(-age), Letters: &Letters{Relay: 1}})
+		if len(list) != 1 || !strings.HasSuffix(list[0].Detail, want) {
+			t.Errorf("%s: %+v", age, list)
+		}
 	}
 }

@@ -20,10 +20,14 @@ import (
 )
 
 const (
+	// factsEvery is the interval at which every process reads the facts about slots and nodes.
+	factsEvery = 5 * time.Second
 	// countEvery is the interval at which the documents of the watcher are counted.
 	countEvery = 5 * time.Second
-	// countShare bounds the cost of counting: after a count, the pause is at least this many times as long as the count took.
-	countShare = 30
+	// countShare bounds the cost of counting: after a count, the pause is this many times as long as the count took, but at most
+	// maxCountPause. On a busy server a count takes seconds, and operators need counts of the present then.
+	countShare    = 30
+	maxCountPause = 30 * time.Second
 	// judgeEvery is the interval at which the health rules compare the counts, at least.
 	judgeEvery = 10 * time.Second
 	// factsTimeout bounds the queries for slots and nodes.
@@ -38,9 +42,10 @@ type countLoop struct {
 	relay     *Relay
 	countedAt atomic.Int64 // Unix nanoseconds; 0 while this process does not count
 	oplog     atomic.Pointer[problems.Oplog]
-	facts     atomic.Pointer[problems.Facts] // of the last round, without the steps of this process
+	facts     atomic.Pointer[problems.Facts]  // about slots and nodes; nil before the first read
+	counted   atomic.Pointer[figures.Figures] // of the process that counts for the watcher; nil: unknown
 
-	// Used only by run.
+	// Used only by runCounts.
 	counter  figures.Counter
 	judge    *health.Evaluator
 	judgedAt time.Time
@@ -61,19 +66,32 @@ func (r *Relay) newCounter() figures.Counter {
 		Now:     r.shared.Clock.Now,
 		Indexes: &indexes,
 		Lenient: true,
-		Oplog: func(context.Context) (oldest, newest time.Time, err error) {
-			if oplog := r.counts.oplog.Load(); oplog != nil {
-				oldest, newest = oplog.Oldest, oplog.Newest
+		Oplog: func(context.Context) (oplog problems.Oplog, err error) {
+			if known := r.counts.oplog.Load(); known != nil {
+				oplog = *known
 			}
-			return oldest, newest, nil
+			return oplog, nil
 		},
 		// The owner itself reports whether it may read the outboxes.
 		Inspect: func(ctx context.Context) ([]outboxes.Finding, error) { return inspect(ctx, connect.SkipRights) },
 	}
 }
 
-// run counts until ctx ends. If a collection cannot be counted, only the health report contains that.
-func (l *countLoop) run(ctx context.Context) error {
+// runFacts reads the facts about slots and nodes until ctx ends. A slow count does not delay them.
+func (l *countLoop) runFacts(ctx context.Context) error {
+	// The first read comes soon, for people who watch a start.
+	for wait := factsEvery / 5; retry.Sleep(ctx, wait) == nil; wait = factsEvery {
+		facts := l.readFacts(ctx)
+		// An interrupted read is no observation.
+		if ctx.Err() == nil {
+			l.facts.Store(&facts)
+		}
+	}
+	return nil
+}
+
+// runCounts counts until ctx ends. If a collection cannot be counted, only the health report contains that.
+func (l *countLoop) runCounts(ctx context.Context) error {
 	metricSet := &l.relay.metrics.Figures
 	metricSet.Limit.Set(figures.Limit)
 	metricSet.Watcher.WithLabelValues(l.relay.cfg.Watcher, l.relay.cfg.Node).Set(1)
@@ -98,22 +116,20 @@ func (l *countLoop) run(ctx context.Context) error {
 		return metrics.Bool(ok)
 	})
 
-	// The first count comes soon, for people who watch a start.
 	for wait := countEvery / 5; retry.Sleep(ctx, wait) == nil; {
 		wait = l.countOnce(ctx)
 	}
 	return nil
 }
 
-// countOnce reads the facts about the watcher, which every process reports, and counts if this process is the one that counts. It returns
-// the pause before the next call.
+// countOnce counts if this process is the one that counts for the watcher, and otherwise reads the stored figures. It returns the pause
+// before the next call.
 func (l *countLoop) countOnce(ctx context.Context) time.Duration {
-	facts := l.readFacts(ctx)
-	defer func() {
-		if ctx.Err() == nil {
-			l.facts.Store(&facts)
-		}
-	}()
+	// Without the slots, it is unknown which process counts.
+	facts := l.facts.Load()
+	if facts == nil {
+		return countEvery / 5
+	}
 
 	if !mayCount(l.relay.activeSlots(), facts.Slots) {
 		// Another process counts now, or none: what this one has counted is history.
@@ -123,9 +139,11 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 			l.counter, l.judge, l.judgedAt, l.last = l.relay.newCounter(), new(health.Evaluator), time.Time{}, figures.Figures{}
 		}
 		// The problems of a standby are those of the watcher. Without current figures, their facts are unknown.
+		var known *figures.Figures
 		if stored, err := figures.Read(ctx, l.counter.State, l.counter.Watcher); err == nil && stored.Current {
-			stored.Figures.AddTo(&facts)
+			known = &stored.Figures
 		}
+		l.counted.Store(known)
 		return countEvery
 	}
 
@@ -136,7 +154,7 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 		return countEvery
 	}
 	cost := time.Since(began)
-	next := max(countEvery, countShare*cost)
+	next := min(max(countEvery, countShare*cost), maxCountPause)
 
 	if err == nil {
 		l.last = counted
@@ -148,7 +166,8 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 		l.relay.log.Debug("cannot count the documents of the watcher", "error", err)
 	}
 	l.last.Health = l.evaluate(began, err)
-	l.last.AddTo(&facts)
+	last := l.last
+	l.counted.Store(&last)
 
 	// After a failed count, the others get the last counts with the failure. Without any, they count themselves.
 	if !l.last.At.IsZero() {
@@ -206,9 +225,6 @@ func (l *countLoop) readFacts(ctx context.Context) problems.Facts {
 		Watcher:      l.relay.cfg.Watcher,
 		TopicCommand: connect.NewCluster(l.relay.cfg, connect.KafkaHost{}).FormatCommand,
 	}
-	if oplog := l.oplog.Load(); oplog != nil {
-		facts.Oplog = *oplog
-	}
 
 	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
@@ -220,12 +236,18 @@ func (l *countLoop) readFacts(ctx context.Context) problems.Facts {
 	return facts
 }
 
-// Problems returns the problems that this process knows. The facts about the whole watcher are of the last count, at most some ten
-// seconds old. It does not block.
+// Problems returns the problems that this process knows. The facts about the slots and nodes of the watcher are some five seconds old. The
+// counts are older if a count takes long, and the problems have their age. It does not block.
 func (r *Relay) Problems() []problems.Problem {
 	facts := problems.Facts{Watcher: r.cfg.Watcher}
-	if counted := r.counts.facts.Load(); counted != nil {
-		facts = *counted
+	if known := r.counts.facts.Load(); known != nil {
+		facts = *known
+	}
+	if counted := r.counts.counted.Load(); counted != nil {
+		counted.AddTo(&facts)
+	}
+	if oplog := r.counts.oplog.Load(); oplog != nil {
+		facts.Oplog = *oplog
 	}
 	facts.Now = r.shared.Clock.Now()
 	facts.Node, facts.StepFailsAfter = r.cfg.Node, r.cfg.HTTP.Readiness

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/figures"
@@ -92,4 +94,27 @@ func TestOneProcessCountsForAWatcher(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestASlowCountDelaysNoProblem: the first count takes so long that a pause in proportion to it would last minutes. A topic that cannot be
+// written is a problem within seconds, and the documents are counted again.
+func TestASlowCountDelaysNoProblem(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	fast := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"count"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 8000},
+	})
+	b.append(1)
+	var relay *process.Relay
+	b.startAs(func(r *process.Relay) { relay = r }, "node="+node)
+	stacktest.Eventually(t, "the documents are counted", func() bool { return relay.Counts() })
+	fast()
+
+	missing := "missing-" + b.topic
+	b.append(2, event.WithTopic(missing))
+	stacktest.Eventually(t, "the topic is a problem", func() bool {
+		return slices.ContainsFunc(relay.Problems(), func(p problems.Problem) bool { return p.Kind == problems.TopicUnwritable && p.Object == missing })
+	}, func() any { return relay.Problems() })
+	stacktest.Eventually(t, "the documents are counted again", func() bool { return relay.Gauge(t, "outrelay_waiting_envelopes", "parked") == 2 })
 }

@@ -18,10 +18,8 @@ import (
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
-	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -261,12 +259,12 @@ func (r *Relay) LeaveNodes(ctx context.Context) {
 	}
 }
 
-// readOplogWindow updates the metric of the oplog window.
+// readOplogWindow updates the metric of the oplog window, and the facts about the oplog.
 func (r *Relay) readOplogWindow(ctx context.Context) error {
-	oldest, newest, err := changes.OplogWindow(ctx, r.shared.Mongo.State)
+	oplog, err := connect.Oplog(r.shared.Mongo.State)(ctx)
 	if err == nil {
-		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
-		r.counts.oplog.Store(&problems.Oplog{Oldest: time.Unix(int64(oldest.T), 0), Newest: time.Unix(int64(newest.T), 0)})
+		r.metrics.OplogWindow.Set(oplog.Newest.Sub(oplog.Oldest).Seconds())
+		r.counts.oplog.Store(&oplog)
 	}
 	return err
 }

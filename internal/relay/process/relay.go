@@ -238,7 +238,8 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err := r.prepareState(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
-		group.Go(func() error { return r.counts.run(work) })
+		group.Go(func() error { return r.counts.runFacts(work) })
+		group.Go(func() error { return r.counts.runCounts(work) })
 		group.Go(func() error { return r.recordHistory(work) })
 		group.Go(func() error { return r.runHeartbeat(work) })
 

@@ -399,9 +399,9 @@ func TestRefetch(t *testing.T) {
 func TestOplogWindowAndUUID(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	oldest, newest, err := changes.OplogWindow(t.Context(), b.watch)
-	if err != nil || oldest.IsZero() || newest.Before(oldest) {
-		t.Errorf("window %v to %v: %v", oldest, newest, err)
+	oplog, err := changes.ReadOplog(t.Context(), b.watch)
+	if err != nil || oplog.Oldest.IsZero() || oplog.Newest.Before(oplog.Oldest) {
+		t.Errorf("oplog %+v: %v", oplog, err)
 	}
 	if id, err := mongodb.CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); err != nil || id != [16]byte{} {
 		t.Errorf("missing collection: UUID %x, error %v, want neither", id, err)

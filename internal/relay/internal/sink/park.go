@@ -224,29 +224,29 @@ func (pk *parker) parkPartitionLocked(partition *partition, now time.Time) int {
 	queue := partition.queue
 	partition.queue, partition.openBatch = nil, nil
 	partition.unmarkReadyLocked()
-	n, stream := pk.withdrawBatchesLocked(partition.topic, queue, record.ErrPartitionParked)
+	stream, sides := pk.withdrawBatchesLocked(partition.topic, queue, record.ErrPartitionParked)
 	partition.parked = true
+	partition.turnAway(stream, sides)
 
 	// Without a loop no probe is needed: a new leader shows that the partition can be written.
 	partition.probing = partition.probing || partition.loop != nil && !partition.quarantine
 	partition.probedAt = now
-	partition.turnedAway += stream
-	return n
+	return stream + sides
 }
 
 // parkTopicLocked gives back the records that wait for topic.
 func (pk *parker) parkTopicLocked(topic *topic) {
 	waiting := topic.waiting
 	topic.waiting, topic.parked = nil, true
-	n, stream := pk.withdrawBatchesLocked(topic, waiting, record.ErrParked)
+	stream, sides := pk.withdrawBatchesLocked(topic, waiting, record.ErrParked)
+	topic.turnAway(stream, sides)
 	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
-		"topic", topic.name, "error", topic.obstacle.text, "records", n)
-	topic.turnedAway = stream
+		"topic", topic.name, "error", topic.obstacle.text, "records", stream+sides)
 }
 
-// withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
-// records, and how many of them belong to the stream.
-func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held error) (n, stream int) {
+// withdrawBatchesLocked gives the records of batches back to the Holder. It returns how many of them belong to the
+// stream and to side deliveries.
+func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held error) (stream, sides int) {
 	var list []record.Withdrawn
 	for _, b := range queue {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
@@ -268,7 +268,7 @@ func (pk *parker) withdrawBatchesLocked(topic *topic, queue []*pending, held err
 			stream++
 		}
 	}
-	return len(list), stream
+	return stream, len(list) - stream
 }
 
 // newWithdrawn describes rec, which was in batch or in none, to the Holder. The result does not alias rec.
@@ -310,23 +310,23 @@ func (pk *parker) checkGatesLocked(topic *topic, rec *record.Record, ticket reco
 	if err == nil && topic.parked {
 		err = record.ErrParked
 	}
-	if err != nil && !ticket.IsSide() {
-		pk.countTurnedAwayLocked(topic, rec)
+	if err != nil {
+		pk.countTurnedAwayLocked(topic, rec, ticket)
 	}
 	return err
 }
 
-// countTurnedAwayLocked counts a stream record that is not taken, if its target is parked.
-func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record) {
+// countTurnedAwayLocked counts a record that is not taken, if its target is parked.
+func (pk *parker) countTurnedAwayLocked(topic *topic, rec *record.Record, ticket record.Ticket) {
 	if topic.parked {
-		topic.turnedAway++
+		topic.turnAwayRecord(ticket)
 		return
 	}
 	if !topic.isOpen() {
 		return
 	}
-	if partition, rejection := topic.choosePartitionLocked(rec); rejection == nil && partition.parked {
-		partition.turnedAway++
+	if partition, rejection := topic.choosePartitionLocked(rec); rejection == nil {
+		partition.turnAwayRecord(ticket)
 	}
 }
 

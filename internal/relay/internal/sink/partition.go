@@ -104,7 +104,29 @@ func (o *obstruction) updateObstacle(next obstacle, now time.Time, parks func(ob
 type parking struct {
 	parked     bool
 	turnedAway int // stream records that were given back, or not taken, since then
+	sides      int // the same of side deliveries, at least: they are tried again and again
 }
+
+// turnAway counts records that a parked target gives back or does not take.
+func (p *parking) turnAway(stream, sides int) {
+	p.turnedAway += stream
+	p.sides = max(p.sides, sides)
+}
+
+// turnAwayRecord counts the record of ticket, which is not taken, if the target is parked.
+func (p *parking) turnAwayRecord(ticket record.Ticket) {
+	switch {
+	case !p.parked:
+	case ticket.IsSide():
+		p.turnAway(0, 1)
+	default:
+		p.turnAway(1, 0)
+	}
+}
+
+// waitingRecords returns how many records wait in the store until the target can be written, at least. A side delivery may be a stream
+// record that was given back before.
+func (p *parking) waitingRecords() int { return max(p.turnedAway, p.sides) }
 
 // pending is one batch, open or frozen.
 type pending struct {

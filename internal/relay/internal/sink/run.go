@@ -154,8 +154,9 @@ type Unwritable struct {
 	Kind      string
 	Reason    string // for operators: what happened, to which target, and the fix
 	Since     time.Time
-	Records   int // records that wait, and stream records that were given back or not taken since it was parked
-	Parked    bool
+	// Records is the number of records that wait, and of those that were given back or not taken since the target was parked, at least.
+	Records int
+	Parked  bool
 	// Partitions is the number of partitions that a missing or too small topic needs; 0: any.
 	Partitions int
 }
@@ -169,12 +170,12 @@ func (s *Sink) State() []Unwritable {
 	now := time.Now()
 	var list []Unwritable
 	for _, t := range s.topics {
-		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
+		if n := countRecords(t.waiting) + t.waitingRecords(); n > 0 && !t.obstacle.none() {
 			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked, t.neededFor(t.obstacle)})
 		}
 
 		for _, p := range t.partitions {
-			n := countRecords(p.queue) + p.turnedAway
+			n := countRecords(p.queue) + p.waitingRecords()
 			if n == 0 || p.obstacle.none() {
 				continue
 			}

@@ -101,6 +101,7 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	side := ticket.IsSide()
 	mayBeCopy := s.rereading || side
 	if side && partition.quarantine {
+		partition.turnAwayRecord(ticket)
 		return record.ErrPartitionParked
 	}
 	if mayBeCopy && partition.mayBeUnreadLocked(rec) {
@@ -108,9 +109,7 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	}
 
 	if partition.parked && !s.parker.mayProbeLocked(partition, time.Now()) {
-		if !side {
-			partition.turnedAway++
-		}
+		partition.turnAwayRecord(ticket)
 		return record.ErrPartitionParked
 	}
 
