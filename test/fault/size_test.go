@@ -108,7 +108,7 @@ func TestLargeEvents(t *testing.T) {
 	p.WaitTookOver()
 
 	const size = 15_000_000
-	box, err := outbox.New(s.DB, outbox.WithMaxSize(16<<20))
+	box, err := outbox.New(s.DB, outbox.WithMaxSize(15<<20))
 	mustSucceed(t, err)
 	n, begin := *scaleLarge, time.Now()
 	want := map[string][]byte{}
