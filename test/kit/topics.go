@@ -138,6 +138,13 @@ func (t *Topics) AllRecords() []*Record {
 	return out
 }
 
+// Count returns the number of records so far.
+func (t *Topics) Count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.records)
+}
+
 // WaitDistinct waits until n different deliveries were read. The time limit applies to each new delivery.
 func (t *Topics) WaitDistinct(n int) {
 	t.tb.Helper()
