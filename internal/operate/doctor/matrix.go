@@ -99,6 +99,7 @@ var platforms = []supported{
 	{areaGo, testedGo, tested, "go.mod requires it"},
 	{areaGo, "newer than " + testedGo, expected, "the promise of Go 1"},
 	{areaGo, "before " + testedGo, unsupported, "the library of Prometheus requires " + testedGo},
+	{areaGo, "the MongoDB driver of go.mod", tested, "go mod tidy in a new module takes the newest one, which is expected to work"},
 }
 
 // rowOf returns the row with this name. Without one it is the row of others in the area.
