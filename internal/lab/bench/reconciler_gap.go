@@ -256,7 +256,7 @@ func (r *reconcilerRun) purgeDelivered(ctx context.Context) (meterReading, error
 
 	var report struct {
 		Removed int     `json:"removed"`
-		Seconds float64 `json:"seconds"`
+		Seconds float64 `json:"took_s"`
 	}
 	if err := json.Unmarshal(out, &report); err != nil {
 		return meterReading{}, fmt.Errorf("parsing the output of purge: %w", err)

@@ -174,6 +174,7 @@ func TestAMissingOwnerNamesTheNextStep(t *testing.T) {
 	slot := liveSlot(func(s *SlotStatus) { s.State, s.ExpiresInMS = "no-owner", -2000 })
 	gone := liveNode("n1")
 	gone.AgeMS = 60_000
+
 	for _, c := range []struct {
 		nodes       []nodes.Node
 		detail, fix string

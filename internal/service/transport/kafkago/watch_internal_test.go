@@ -19,6 +19,7 @@ func TestTheLeaderNoticesOtherPartitions(t *testing.T) {
 		return kafkawire.TopicLayout{Partitions: make([]kafkawire.PartitionLayout, n)}
 	}
 	missing := kafkawire.TopicLayout{Err: kafka.UnknownTopicOrPartition}
+
 	for name, test := range map[string]struct {
 		assigned map[string]int
 		now      map[string]kafkawire.TopicLayout
@@ -45,6 +46,7 @@ func TestTheLeaderNoticesOtherPartitions(t *testing.T) {
 				}
 				return &kafkawire.Layout{Topics: test.now}, nil
 			}}
+
 			watcher.await(ctx, test.assigned)
 			if changed := ctx.Err() == nil; changed != test.changed {
 				t.Errorf("another generation: %v, want %v", changed, test.changed)
@@ -60,6 +62,7 @@ func TestOnlyTheLeaderWatches(t *testing.T) {
 	if _, leads := assigned.take(); leads {
 		t.Error("a member that has not assigned is the leader")
 	}
+
 	balancer := noting{spread{}, assigned}
 	members := []kafka.GroupMember{{ID: "m", Topics: []string{"a"}}}
 	if got := balancer.AssignGroups(members, []kafka.Partition{{Topic: "a", ID: 0}, {Topic: "a", ID: 1}}); len(got["m"]["a"]) != 2 {
