@@ -101,7 +101,7 @@ func countTopicRecords(t *testing.T, s *kit.Scene, n int) (written int, offsets 
 // An event may be nearly as large as a document of MongoDB. It arrives unchanged, also beside small ones.
 func TestLargeEvents(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"log.level": "info"}})
+	s := kit.New(t, kit.Options{Set: map[string]any{"log.level": "info", "limits.record": "16MiB"}})
 	s.SetTopicConfig("order", "max.message.bytes", "20971520")
 	topics := s.ReadTopics()
 	p := s.StartRelay()
