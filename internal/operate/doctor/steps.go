@@ -69,6 +69,10 @@ func (x topicChecks) ifKnown(check func(ctx context.Context) finding) func(ctx c
 		if root := x.findingOf("topics.exist").root; root != "" {
 			return blockedBy(root)
 		}
+		// A slow broker may not have described the topics in time.
+		if x.topics.layout == nil {
+			return blockedBy("topics.exist")
+		}
 		return check(ctx)
 	}
 }
