@@ -83,10 +83,7 @@ func ReadPage[T any](
 
 	// One entry more than the page has shows whether there is another page.
 	cur, err := cursor.Find(ctx, coll, filter, opts.SetSort(order.Sort()).SetLimit(int64(limit)+1))
-	var docs []bson.Raw
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
+	docs, err := cursor.All[bson.Raw](ctx, "reading a page", cur, err)
 	if err != nil {
 		return nil, "", err
 	}
@@ -120,10 +117,7 @@ func (o Order) findBound(ctx context.Context, coll *mongo.Collection, filter bso
 		SetSkip(int64(limit)).
 		SetLimit(1).
 		SetProjection(bson.D{{Key: o.Field, Value: 1}}))
-	var docs []bson.Raw
-	if err == nil {
-		err = cur.All(ctx, &docs)
-	}
+	docs, err := cursor.All[bson.Raw](ctx, "reading the end of a page", cur, err)
 	if err != nil || len(docs) == 0 {
 		return bson.RawValue{}, err
 	}

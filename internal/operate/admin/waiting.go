@@ -35,7 +35,8 @@ type WaitingGroup struct {
 	Oldest *time.Time `json:"oldest,omitempty"`
 }
 
-// Summary counts the waiting and scheduled envelopes of all collections of the watcher, or of the named one. It reads every waiting envelope, and one index entry per scheduled envelope.
+// Summary counts the waiting and scheduled envelopes of all collections of the watcher, or of the named one. It reads every
+// waiting envelope, and one index entry per scheduled envelope.
 func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup, error) {
 	groups := []WaitingGroup{}
 	if err := w.checkRead(ctx, collection); err != nil {
