@@ -19,6 +19,25 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	})
 }
 
+// SettledTime returns a cluster time up to which every commit is visible, also for commands without a read concern, such as
+// listCollections, and after which all others are. ClusterTime does not: the server gives a transaction its time before its
+// commit is visible, and reports the later time of another write meanwhile. A read of coll with that time waits until no such
+// transaction is left. It costs two calls.
+func SettledTime(ctx context.Context, coll *mongo.Collection) (clusterTime bson.Timestamp, err error) {
+	client := coll.Database().Client()
+	if clusterTime, err = ClusterTime(ctx, client); err != nil {
+		return clusterTime, err
+	}
+
+	session, err := Causal(ctx, client, clusterTime)
+	if err != nil {
+		return clusterTime, err
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+	_, err = Exists(mongo.NewSessionContext(ctx, session), Majority(coll), bson.D{})
+	return clusterTime, err
+}
+
 // Causal returns a session whose reads see everything that was committed up to clusterTime. N22: the server waits
 // until all of it is majority-committed. Without the session, a majority read misses the latest commits.
 func Causal(ctx context.Context, client *mongo.Client, clusterTime bson.Timestamp) (*mongo.Session, error) {

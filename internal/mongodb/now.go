@@ -13,8 +13,9 @@ import (
 // errNoClusterTime means that the server has no cluster time, because it is not a replica set.
 var errNoClusterTime = errors.New("the server has no cluster time, so it is not a replica set")
 
-// ClusterTime returns the current cluster time of the server that responds to a ping. Everything that is
-// committed afterwards has a later time. It blocks for at most ten seconds.
+// ClusterTime returns the current cluster time of the server that responds to a ping. It is not before the time of any commit that
+// is visible now. A transaction that becomes visible afterwards may have an earlier time: see [SettledTime]. It blocks for at most ten
+// seconds.
 func ClusterTime(ctx context.Context, client *mongo.Client) (clusterTime bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -159,13 +159,8 @@ func (r *Recovery) openGap(ctx context.Context, lost *changes.GapError) (changes
 		return changes.Start{}, err
 	}
 
-	// The end of the gap comes before the list of collections: the stream then contains all inserts
-	// into a collection that is made in between.
-	to, err := r.Calls.OperationTime(ctx)
+	to, err := r.Collections.ListWithTime(ctx)
 	if err != nil {
-		return changes.Start{}, err
-	}
-	if err := r.Collections.ListCollections(ctx); err != nil {
 		return changes.Start{}, err
 	}
 	if err := r.Collections.ClaimNewCollections(ctx, bson.Timestamp{}); err != nil {

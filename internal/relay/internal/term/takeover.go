@@ -30,13 +30,12 @@ func (t *term) takeOver(ctx context.Context) (delivery *delivery, start changes.
 		return nil, start, err
 	}
 
-	// The time comes before the list of collections: inserts into a collection that appears
-	// after the list was read are then committed after this time.
-	began, err := t.calls.OperationTime(ctx)
+	// The stream contains all inserts since began into a collection that appears after the list was read.
+	began, err := t.collections.ListWithTime(ctx)
 	if err != nil {
 		return nil, start, err
 	}
-	claims, err := t.findCollections(ctx, &doc)
+	claims, err := t.findClaims(ctx, &doc)
 	if err != nil {
 		return nil, start, err
 	}
@@ -174,13 +173,10 @@ func listSkips(doc *lease.Document, log *slog.Logger) (list []changes.Skip) {
 	return list
 }
 
-// findCollections lists the watched collections and returns the claims of the watcher. A watcher
+// findClaims returns the claims of the watcher. A watcher
 // with claims has had a position, because the first position is saved before the first claim. If it
 // has none, its document has vanished, and the error is a *HaltError.
-func (t *term) findCollections(ctx context.Context, doc *lease.Document) ([]outboxes.Registration, error) {
-	if err := t.collections.ListCollections(ctx); err != nil {
-		return nil, err
-	}
+func (t *term) findClaims(ctx context.Context, doc *lease.Document) ([]outboxes.Registration, error) {
 	claims, err := t.collections.Registrations(ctx)
 	if err != nil || !doc.Position().IsZero() || doc.Gap != nil || len(claims) == 0 {
 		return claims, err

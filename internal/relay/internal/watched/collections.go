@@ -88,6 +88,20 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 	return nil
 }
 
+// ListWithTime is ListCollections, and returns a time from which on a stream contains every insert into a collection that is not in
+// the list. N22: the time is settled before the list is read. Otherwise the commit that makes a collection could be before the time, and
+// visible only after the list.
+func (c *Collections) ListWithTime(ctx context.Context) (from bson.Timestamp, err error) {
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		from, err = c.Registry.SettledTime(ctx)
+		return err
+	})
+	if err != nil {
+		return from, err
+	}
+	return from, c.ListCollections(ctx)
+}
+
 // WatchedOutboxes returns a copy of the list of watched collections.
 func (c *Collections) WatchedOutboxes() []outboxes.Outbox {
 	c.mu.Lock()

@@ -34,6 +34,11 @@ type Registry struct{ coll *mongo.Collection }
 // NewRegistry returns the registry that is stored in coll.
 func NewRegistry(coll *mongo.Collection) *Registry { return &Registry{mongodb.Majority(coll)} }
 
+// SettledTime returns a cluster time up to which every commit is visible: see [mongodb.SettledTime].
+func (r *Registry) SettledTime(ctx context.Context) (bson.Timestamp, error) {
+	return mongodb.SettledTime(ctx, r.coll)
+}
+
 // Registration is one entry of the registry: a collection, which keeps its UUID if it is renamed.
 type Registration struct {
 	UUID    bson.Binary `bson:"_id"`
