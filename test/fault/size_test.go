@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,13 +32,14 @@ var (
 	scaleWatchers    = flag.Int("scale.watchers", 3, "how many relays TestManyWatchersInAProcess runs")
 )
 
-// A relay creates a topic for each of many aggregate types, and its successor takes over all of them.
+// A relay creates a topic for each of many aggregate types, and its successor takes over all of them. A bare client creates as many.
 func TestManyTopics(t *testing.T) {
 	t.Parallel()
 	n := *scaleTopics
 	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{
 		"log.level": "info", "topics.create.partitions": 6, "topics.max": n + 1,
 	}})
+	bare := createBareTopics(t, s, n)
 	first := s.StartRelay()
 	first.WaitTookOver()
 
@@ -58,12 +60,41 @@ func TestManyTopics(t *testing.T) {
 	begin = time.Now()
 	second := s.StartRelay()
 	second.WaitTookOver()
-	t.Logf("%d topics with 6 partitions: created and written in %v (%.0f topics/s); peak memory %d MiB; watcher document %d bytes; taken over %v after the start of the next process",
-		n, created.Round(time.Millisecond), float64(n)/created.Seconds(), memory, document, time.Since(begin).Round(time.Millisecond))
+	t.Logf("%d topics with 6 partitions: created and written in %v (%.0f topics/s, %.2f of a bare client's rate); peak memory %d MiB; watcher document %d bytes; taken over %v after the start of the next process",
+		n, created.Round(time.Millisecond), float64(n)/created.Seconds(), bare.Seconds()/created.Seconds(), memory, document, time.Since(begin).Round(time.Millisecond))
 
 	_, before := countTopicRecords(t, s, n)
 	s.AppendEvents(s.Outbox(), kit.NewEvent("type-00000", "k", n, 60))
 	stacktest.EventuallyIn(t, kit.Patience, "a record of the successor", func() bool { _, offsets := countTopicRecords(t, s, n); return offsets > before })
+}
+
+// createBareTopics creates n topics with 6 partitions, in requests as large as those of the relay, and returns the time until all of them have
+// leaders. It deletes them.
+func createBareTopics(t *testing.T, s *kit.Scene, n int) time.Duration {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
+	mustSucceed(t, err)
+	defer client.Close()
+	admin := kadm.NewClient(client)
+
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s.bare-%05d", s.Prefix, i)
+	}
+	begin := time.Now()
+	for part := range slices.Chunk(names, 100) {
+		_, err := admin.CreateTopics(t.Context(), 6, 1, nil, part...)
+		mustSucceed(t, err)
+	}
+	stacktest.EventuallyIn(t, limitOfSize(n), "leaders of bare topics", func() bool {
+		ends, err := admin.ListEndOffsets(t.Context(), names...)
+		mustSucceed(t, err)
+		return ends.Error() == nil && len(ends) == n
+	})
+	took := time.Since(begin)
+	_, err = admin.DeleteTopics(t.Context(), names...)
+	mustSucceed(t, err)
+	return took
 }
 
 // limitOfSize returns the time limit of a test with n topics or events of a large size.
