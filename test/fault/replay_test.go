@@ -23,6 +23,7 @@ var scaleReplay = flag.Int("scale.replay", 2_000, "how many events are sent agai
 
 // Events are replayed and dead letters requeued while others are appended. The latency of those is logged before and meanwhile.
 func TestReplayAndRequeueBesideTheStream(t *testing.T) {
+	onlySizes(t, "scale.replay")
 	t.Parallel()
 	n := *scaleReplay
 	s := kit.New(t, kit.Options{Types: []string{"order", "other"}, Set: map[string]any{"log.level": "info"}})

@@ -112,6 +112,7 @@ func TestScenarioScheduled(t *testing.T) {
 
 // One of two consumers is killed repeatedly, with duplicate records in the topic.
 func TestScenarioConsumer(t *testing.T) {
+	stacktest.OnlyWith(t, "test/fault injects the same faults", "integration.scenarios", "integration.long")
 	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
 	expectAbove(t, r, 0, "effects", "kills", "rebalances", "injected", "rejected")
 	if r["effects"] != r["events"] {
