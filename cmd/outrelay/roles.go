@@ -24,6 +24,7 @@ append, schedule or consume, of operators and of readers. The commands create th
 This command connects to no server. The configuration needs only the keys that the roles depend on.
 Some options need more privileges (purge.ttl, dead_letters.expire, topics.create): run the command
 again after a change. To find missing privileges of existing roles, run outrelay doctor.
+The commands need the name of the relay's Kafka login: kafka.sasl.username or --principal.
 
   outrelay roles --only mongodb | mongosh "$ADMIN_URI"
   outrelay roles --only kafka   | sh
@@ -37,35 +38,18 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 			if err != nil {
 				return err
 			}
-			var roles doctor.Roles
-			if forKafka := only == "kafka" || only == "confluent" || only == "msk"; forKafka && !asJSON {
-				roles = doctor.NewKafkaRoles(cfg, who)
-			} else if roles, err = doctor.NewRoles(cfg, who); err != nil {
-				return err
-			}
 
 			if asJSON {
+				roles, err := doctor.NewRoles(cfg, who)
+				if err != nil {
+					return err
+				}
 				return printJSON(program.out, roles)
 			}
 
-			var text string
-			switch only {
-			case "mongodb":
-				text = roles.Script()
-			case "kafka":
-				text = roles.Commands(cfg.Kafka.Brokers)
-			case "":
-				// The header of each half is a comment in its language, so that a user can copy either half.
-				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + roles.Script() +
-					"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + roles.Commands(cfg.Kafka.Brokers)
-			case "atlas":
-				text = roles.AtlasRoles()
-			case "confluent":
-				text = roles.ConfluentCommands()
-			case "msk":
-				text = roles.MSKPolicies()
-			default:
-				return fmt.Errorf("roles: --only is %q; expected mongodb, kafka, atlas, confluent or msk", only)
+			text, err := doctor.FormatRoles(cfg, who, only)
+			if err != nil {
+				return err
 			}
 			_, err = fmt.Fprint(program.out, text)
 			return err
@@ -82,7 +66,7 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 	flags.StringVar(&who.Principal, "principal", "",
 		"the relay's Kafka `principal`, such as User:relay or User:CN=relay; default: the SASL user")
 	flags.StringVar(&who.Group, "group", "", "consumer `group`; adds the ACLs of consumers")
-	flags.StringVar(&who.Consumer, "consumer-principal", "", "the consumers' Kafka `principal`")
+	flags.StringVar(&who.Consumer, "consumer-principal", "", "the consumers' Kafka `principal`, such as User:shipping; --group needs it")
 	return cmd
 }
 

@@ -154,3 +154,28 @@ func TestACLsNeedNoWatch(t *testing.T) {
 		t.Errorf("with MongoDB: exit code %d, %s", code, errOut)
 	}
 }
+
+// Without a name there is no ACL: the placeholder of a name would be a valid name, and the output goes into a shell.
+func TestACLsNeedThePrincipal(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--only", "kafka"}, "pass --principal, such as User:relay or User:CN=relay, or set kafka.sasl.username"},
+		{[]string{"--only", "confluent"}, "pass --principal,"},
+		{[]string{"--only", "kafka", "--principal", "User:relay", "--group", "shipping"}, "pass --consumer-principal,"},
+	} {
+		code, out, errOut := runCommand(t, nil, append([]string{"roles", "--watch", "shop.outbox"}, c.args...)...)
+		if code != exitConfig || out != "" || !strings.Contains(errOut, c.want) {
+			t.Errorf("%v: exit code %d, %q, %q", c.args, code, out, errOut)
+		}
+	}
+
+	// Both halves: the roles of MongoDB are complete, and a comment replaces the ACLs.
+	code, out, errOut := runCommand(t, nil, "roles", "--watch", "shop.outbox")
+	_, kafka, _ := strings.Cut(out, "# ---- Kafka")
+	if code != exitOK || !strings.Contains(out, `make("outrelayRelay"`) || !strings.Contains(kafka, "\n# no ACLs: ") || strings.Contains(out, "kafka-acls.sh") {
+		t.Errorf("both halves: exit code %d, %s%s", code, out, errOut)
+	}
+}

@@ -37,8 +37,8 @@ type Role struct {
 
 // ACL allows one user of Kafka operations on one resource.
 type ACL struct {
-	For        string   `json:"for"`       // relay, consumer or service
-	Principal  string   `json:"principal"` // User:name
+	For        string   `json:"for"`       // relay or consumer
+	Principal  string   `json:"principal"` // User:name; "" if neither the options nor the configuration contain it
 	Resource   string   `json:"resource"`  // topic, transactional-id or group
 	Name       string   `json:"name"`
 	Pattern    string   `json:"pattern"` // literal or prefixed
@@ -60,7 +60,49 @@ type RolesFor struct {
 	Sagas     []string // the collections of sagas
 	Group     string   // Kafka's consumer group; empty leaves consumers out of the ACLs
 	Principal string   // the relay's, User:name; empty takes the SASL user of the configuration
-	Consumer  string   // the consumers' principal; defaults to User:<service>
+	Consumer  string   // the consumers' principal, User:name
+}
+
+// The users of [ACL.For].
+const (
+	forRelay    = "relay"
+	forConsumer = "consumer"
+)
+
+// FormatRoles returns the roles and ACLs that follow from the configuration, in the format of a tool: mongodb (mongosh), kafka
+// (kafka-acls.sh), atlas, confluent or msk. "" stands for the first two in one text. It connects to no server. The formats of Kafka do not
+// depend on watch, and fail if the name of a user is not known.
+func FormatRoles(cfg config.Config, who RolesFor, format string) (string, error) {
+	switch format {
+	case "kafka":
+		return newKafkaRoles(cfg, who).Commands(cfg.Kafka.Brokers)
+	case "confluent":
+		return newKafkaRoles(cfg, who).ConfluentCommands()
+	case "msk":
+		return newKafkaRoles(cfg, who).MSKPolicies(), nil
+	case "mongodb", "atlas", "":
+	default:
+		return "", fmt.Errorf("roles: --only is %q; expected mongodb, kafka, atlas, confluent or msk", format)
+	}
+
+	roles, err := NewRoles(cfg, who)
+	if err != nil {
+		return "", err
+	}
+	switch format {
+	case "mongodb":
+		return roles.Script(), nil
+	case "atlas":
+		return roles.AtlasRoles(), nil
+	}
+
+	// The header of each half is a comment in its language, so that a user can copy either half.
+	commands, err := roles.Commands(cfg.Kafka.Brokers)
+	if err != nil {
+		commands = fmt.Sprintf("# no ACLs: %v\n", err)
+	}
+	return "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + roles.Script() +
+		"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + commands, nil
 }
 
 // NewRoles derives the roles from the configuration, without a connection to any server. They satisfy
@@ -78,13 +120,13 @@ func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
 		who.Inbox = inbox.DefaultCollection
 	}
 	maker := &roleMaker{cfg: cfg, scope: scope, who: who}
-	roles := NewKafkaRoles(cfg, who)
+	roles := newKafkaRoles(cfg, who)
 	roles.MongoDB = []Role{maker.relayRole(), maker.setupRole(), maker.serviceRole(), maker.schedulerRole(), maker.consumerRole(), maker.operatorRole(), maker.readerRole()}
 	return roles, nil
 }
 
-// NewKafkaRoles derives the ACLs only, which do not depend on watch.
-func NewKafkaRoles(cfg config.Config, who RolesFor) Roles {
+// newKafkaRoles derives the ACLs only, which do not depend on watch.
+func newKafkaRoles(cfg config.Config, who RolesFor) Roles {
 	return Roles{Kafka: (&roleMaker{cfg: cfg, who: who}).listACLs()}
 }
 
@@ -108,19 +150,5 @@ func (r Roles) Script() string {
 	}
 
 	builder.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
-	return builder.String()
-}
-
-// Commands returns the commands of kafka-acls.sh.
-func (r Roles) Commands(brokers []string) string {
-	var builder strings.Builder
-	for _, a := range r.Kafka {
-		fmt.Fprintf(&builder, "# the %s: %s\nkafka-acls.sh --bootstrap-server %s --command-config admin.properties --add --allow-principal '%s' --operation %s --%s '%s'", a.For, a.Why,
-			strings.Join(brokers, ","), a.Principal, strings.Join(a.Operations, " --operation "), a.Resource, a.Name)
-		if a.Pattern == "prefixed" {
-			builder.WriteString(" --resource-pattern-type prefixed")
-		}
-		builder.WriteString("\n")
-	}
 	return builder.String()
 }

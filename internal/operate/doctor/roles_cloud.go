@@ -58,11 +58,15 @@ func atlasActionName(action string) string {
 	return builder.String()
 }
 
-// ConfluentCommands returns the commands of the confluent CLI. A principal is the id of a service account there.
-func (r Roles) ConfluentCommands() string {
+// ConfluentCommands returns the commands of the confluent CLI. A principal is the id of a service account there. Like Commands, it fails
+// if the name of a user is not known.
+func (r Roles) ConfluentCommands() (string, error) {
 	options := map[string]string{"topic": "--topic", "transactional-id": "--transactional-id", "group": "--consumer-group"}
 	var builder strings.Builder
 	for _, a := range r.Kafka {
+		if a.Principal == "" {
+			return "", fmt.Errorf("roles: %s", missingPrincipals[a.For])
+		}
 		operations := strings.ToLower(strings.ReplaceAll(strings.Join(a.Operations, ","), "_", "-"))
 		fmt.Fprintf(&builder, "# the %s: %s\nconfluent kafka acl create --allow --service-account '%s' --operations %s %s '%s'",
 			a.For, a.Why, strings.TrimPrefix(a.Principal, "User:"), operations, options[a.Resource], a.Name)
@@ -71,7 +75,7 @@ func (r Roles) ConfluentCommands() string {
 		}
 		builder.WriteByte('\n')
 	}
-	return builder.String()
+	return builder.String(), nil
 }
 
 // iamPolicy is a policy of AWS IAM.
@@ -116,7 +120,7 @@ func (r Roles) MSKPolicies() string {
 				Resource: []string{prefix + "cluster/CLUSTER/*"},
 			}}}
 			// A producer without a transaction is idempotent by permission on the cluster.
-			if a.For == "relay" {
+			if a.For == forRelay {
 				policy.Statement[0].Action = append(policy.Statement[0].Action, "kafka-cluster:WriteDataIdempotently")
 			}
 			policies[a.For] = policy

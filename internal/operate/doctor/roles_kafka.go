@@ -2,20 +2,40 @@ package doctor
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/relay/connect"
 )
+
+// missingPrincipals are the reasons why the ACLs of a user cannot be printed, with the settings that name the user.
+var missingPrincipals = map[string]string{
+	forRelay:    "the Kafka principal of the relay is not known: pass --principal, such as User:relay or User:CN=relay, or set kafka.sasl.username",
+	forConsumer: "the Kafka principal of the consumers is not known: pass --consumer-principal, such as User:shipping",
+}
+
+// Commands returns the commands of kafka-acls.sh. It fails if the name of a user is not known: a placeholder would be a valid name, and
+// the ACLs would be those of a user that does not exist.
+func (r Roles) Commands(brokers []string) (string, error) {
+	var builder strings.Builder
+	for _, a := range r.Kafka {
+		if a.Principal == "" {
+			return "", fmt.Errorf("roles: %s", missingPrincipals[a.For])
+		}
+		fmt.Fprintf(&builder, "# the %s: %s\nkafka-acls.sh --bootstrap-server %s --command-config admin.properties --add --allow-principal '%s' --operation %s --%s '%s'", a.For, a.Why,
+			strings.Join(brokers, ","), a.Principal, strings.Join(a.Operations, " --operation "), a.Resource, a.Name)
+		if a.Pattern == "prefixed" {
+			builder.WriteString(" --resource-pattern-type prefixed")
+		}
+		builder.WriteString("\n")
+	}
+	return builder.String(), nil
+}
 
 // listACLs returns the ACLs of the relay, and of consumers if a group is configured.
 func (m *roleMaker) listACLs() []ACL {
-	relay := m.who.Principal
-	if sasl := m.cfg.Kafka.SASL; relay == "" && sasl != nil && sasl.Username != "" {
-		relay = "User:" + sasl.Username
-	}
-	// The placeholder makes the command fail until somebody fills in the name.
-	if relay == "" {
-		relay = "User:<relay>"
-	}
+	relay := cmp.Or(m.who.Principal, connect.ConfiguredPrincipal(m.cfg))
 	operations := []string{"WRITE", "READ", "DESCRIBE", "DESCRIBE_CONFIGS"}
 	why := "write records, read them back at a takeover, describe partitions and limits"
 	if m.cfg.Topics.Create != nil {
@@ -30,18 +50,17 @@ func (m *roleMaker) listACLs() []ACL {
 		})
 	}
 	for _, t := range m.topicPatterns() {
-		add("relay", relay, "topic", t.name, t.pattern, why, operations...)
+		add(forRelay, relay, "topic", t.name, t.pattern, why, operations...)
 	}
-	add("relay", relay, "transactional-id", "outrelay.", "prefixed", "fence previous owners", "WRITE", "DESCRIBE")
+	add(forRelay, relay, "transactional-id", "outrelay.", "prefixed", "fence previous owners", "WRITE", "DESCRIBE")
 	if m.who.Group == "" {
 		return out
 	}
 
-	service := cmp.Or(m.who.Consumer, "User:<service>")
 	for _, t := range m.topicPatterns() {
-		add("consumer", service, "topic", t.name, t.pattern, "read records", "READ", "DESCRIBE")
+		add(forConsumer, m.who.Consumer, "topic", t.name, t.pattern, "read records", "READ", "DESCRIBE")
 	}
-	add("consumer", service, "group", m.who.Group, "literal", "join the group and commit its offsets", "READ", "DESCRIBE")
+	add(forConsumer, m.who.Consumer, "group", m.who.Group, "literal", "join the group and commit its offsets", "READ", "DESCRIBE")
 	return out
 }
 

@@ -119,11 +119,17 @@ func TestRolesOfPatterns(t *testing.T) {
 	t.Parallel()
 	of := func(set ...string) string {
 		t.Helper()
-		roles, err := NewRoles(loadConfig(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g"})
+		roles, err := NewRoles(loadConfig(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{
+			Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g", Principal: "User:relay", Consumer: "User:bill",
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return roles.Script() + roles.Commands([]string{"k:1"})
+		commands, err := roles.Commands([]string{"k:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return roles.Script() + commands
 	}
 
 	for _, c := range []struct {
@@ -209,7 +215,10 @@ func TestRolesOfManagedServices(t *testing.T) {
 		}
 	}
 
-	confluent := roles.ConfluentCommands()
+	confluent, err := roles.ConfluentCommands()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, want := range []string{
 		"confluent kafka acl create --allow --service-account 'sa-1' --operations write,read,describe,describe-configs,create --topic 'orders.' --prefix\n",
 		"--service-account 'sa-1' --operations write,describe --transactional-id 'outrelay.' --prefix\n",

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,12 +104,19 @@ func explainCreation(cfg config.Config, topic, operation string, err error) erro
 	}
 }
 
-// Principal returns the name of the relay's login in ACLs, or a placeholder if the configuration does not contain it.
+// Principal returns the name of the relay's login in ACLs, for the fix of a problem. It is a placeholder if the configuration does not
+// contain the name.
 func Principal(cfg config.Config) string {
+	return cmp.Or(ConfiguredPrincipal(cfg), "User:<the relay's user>")
+}
+
+// ConfiguredPrincipal returns the name of the relay's login in ACLs, or "" if the configuration does not contain it: only a login by SASL
+// has its name there.
+func ConfiguredPrincipal(cfg config.Config) string {
 	if sasl := cfg.Kafka.SASL; sasl != nil && sasl.Username != "" {
 		return "User:" + sasl.Username
 	}
-	return "User:<the relay's user>"
+	return ""
 }
 
 // FormatCommand returns the command of kafka-topics.sh that ends the obstacle of a topic: it adds partitions to a too small topic, and creates
