@@ -25,7 +25,7 @@ func TestLookupCommand(t *testing.T) {
 	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
 
 	// A service may write to another database than the one that the relay reads.
-	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "Nothing was found", "Searched: "+d.shop.Name()+".")
+	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "Nothing was found", "Searched: "+d.shop.Name()+".", "outrelay doctor names such collections")
 	for _, args := range [][]string{{}, {"x", "--key", "y"}, {"--key", "y", "--limit", "0"}, {"--key", "y", "--from", "soon"}} {
 		d.runCommand(nil, exitConfig, append([]string{"lookup"}, args...)...)
 	}

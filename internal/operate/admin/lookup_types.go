@@ -83,6 +83,7 @@ func (r LookupResult) DescribeMissing() string {
 		}
 		text += "."
 	}
+	text += " An outbox that no watcher reads is not searched: outrelay doctor names such collections."
 	if r.Since != nil {
 		text += " For a key, delivered events are included since " + r.Since.UTC().Format(time.RFC3339) + "."
 	}

@@ -87,6 +87,7 @@ func TestChecks(t *testing.T) {
 	t.Run("logins", func(t *testing.T) { testLogins(t, addr, sasl) })
 	t.Run("scopes", func(t *testing.T) { testScopes(t, root, base(t, "relay", "full")) })
 	t.Run("parameters", func(t *testing.T) { testParameters(t, root, addr, sasl) })
+	t.Run("unwatched", func(t *testing.T) { testUnwatched(t, root, base(t, "root", "full"), base(t, "relay", "full")) })
 	t.Run("writers", func(t *testing.T) { testWriters(t, root, base(t, "relay", "full"), addr) })
 	t.Run("acls", func(t *testing.T) { testACLs(t, base) })
 	t.Run("groups", func(t *testing.T) { aGroupThatTheLoginMayNotSee(t, base(t, "relay", "full")) })
@@ -186,7 +187,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 		{DB: "shop", Collection: "inbox_dead"}: {"find": {dead: Warn}},
 		{DB: "shop"}:                           {"listCollections": {outbox: Warn}},
 		{DB: "outrelay"}: {
-			"find":   {state: Fail, "state": Warn, "outbox.claims": Warn, "watcher": Warn},
+			"find":   {state: Fail, "state": Warn, "outbox.claims": Warn, "outbox.unwatched": Warn, "watcher": Warn},
 			"insert": {state: Fail, "state": Warn}, "update": {state: Fail, "state": Warn}, "remove": {state: Fail, "state": Warn},
 		},
 		{Cluster: true}: {

@@ -158,8 +158,8 @@ func TestHealthy(t *testing.T) {
 	// Others write to this server, too: its oplog may hold minutes only.
 	r := examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), newSettings(t, db, "retention=1m", "topics.allow="+topic)...))
 	for _, c := range r.Checks {
-		// A deployment of single members warns about that, and about nothing else.
-		single := slices.Contains([]string{"mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
+		// A deployment of single members warns about that, and this server also has the outboxes of other tests.
+		single := slices.Contains([]string{"outbox.unwatched", "mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
 		if c.Status == Fail || c.Status == Warn && !single {
 			t.Errorf("%s %s: %s", c.ID, c.Status, c.Detail)
 		}

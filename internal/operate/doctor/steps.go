@@ -38,6 +38,7 @@ func mongoSteps(examination *examination) []step {
 		{"mongodb.writers", "mongodb.access", privileges.checkWriters, "a user who can write to the state database can move positions, and one who can write to an outbox can send events"},
 		{"outbox.indexes", "outbox.collections", outbox.checkIndexes, "without the indexes nothing is lost, but purges, sweeps and scheduled deliveries read whole collections"},
 		{"outbox.claims", "mongodb.access", outbox.checkRegistrations, "two watchers of one collection would send its events twice, and purge envelopes that the other one still needs"},
+		{"outbox.unwatched", "mongodb.access", outbox.checkUnwatched, "a service with a wrong name of the database or the collection appends without an error, and its events are never sent"},
 		{"watcher", "mongodb.access", watcher.checkWatcher, "one process at a time owns the watcher, and its document stores the position in the change stream"},
 		{"outbox.slots", "outbox.collections", outbox.checkSlotFields, "an envelope without a slot belongs to slot 0, so its key can lose its order"},
 		{"topics", "outbox.collections", outbox.findTopics, "doctor derives the topics from the rules and from the stored envelopes, and checks them below"},
