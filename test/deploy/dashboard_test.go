@@ -191,7 +191,7 @@ func TestAlertsAgainstTheRealMetrics(t *testing.T) {
 		}
 	}
 
-	for _, name := range splitWords("outrelay_problem_seconds outrelay_lease_owner outrelay_ready outrelay_checkpoint_age_seconds outrelay_handler_dead_letters") {
+	for _, name := range splitWords("outrelay_problem_seconds outrelay_lease_owner outrelay_ready outrelay_checkpoint_age_seconds outrelay_handler_dead_letters outrelay_consumer_assigned_partitions") {
 		if len(about[name]) == 0 {
 			t.Errorf("no alert uses %s", name)
 		}
