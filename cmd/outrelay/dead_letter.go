@@ -124,6 +124,9 @@ func (e *deadEditFlags) parseEdit(cmd *cobra.Command, in io.Reader) (admin.DeadE
 		if !ok || name == "" {
 			return out, fmt.Errorf("--field %q is not name=value", f)
 		}
+		if name == "payload" || name == "headers" {
+			return out, fmt.Errorf("--field cannot set %s: use %s", name, editFlag(name))
+		}
 		out.Fields[name] = value
 	}
 	// Flags with a name, such as --topic, override the same field in --field.
@@ -222,18 +225,28 @@ to the handler. The new payload contains the bytes of the file, so --payload-as 
 	return cmd
 }
 
-// explainEdit names the flag that a rejected edit lacks.
+// explainEdit names the flags that a rejected edit lacks.
 func explainEdit(err error) error {
 	var rejected *letters.RejectedError
-	if !errors.As(err, &rejected) || rejected.Missing == "" {
+	if !errors.As(err, &rejected) || len(rejected.Fields) == 0 {
 		return err
 	}
-	flag := "--field " + rejected.Missing + "=VALUE"
-	switch rejected.Missing {
-	case "type":
-		flag = "--type TYPE"
-	case "payload":
-		flag = "--payload FILE"
+	flags := make([]string, len(rejected.Fields))
+	for i, field := range rejected.Fields {
+		flags[i] = editFlag(field)
 	}
-	return fmt.Errorf("%w: add %s", err, flag)
+	return fmt.Errorf("%w: add %s", err, strings.Join(flags, " "))
+}
+
+// editFlag returns the flag that sets a field of an envelope.
+func editFlag(field string) string {
+	switch field {
+	case "type":
+		return "--type TYPE"
+	case "payload":
+		return "--payload FILE"
+	case "headers":
+		return "--header NAME=VALUE"
+	}
+	return "--field " + field + "=VALUE"
 }

@@ -205,7 +205,9 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--version is missing": {"d0", "--topic", "t"}, "--yes": {"d0", "--version", "0", "--topic", "t"}, "it is at version 0": {"d0", "--version", "2", "--topic", "t", "-y"},
 		"changes nothing": {"d0", "--version", "0", "-y"}, "name=value": {"d0", "--version", "0", "--field", "x", "-y"}, "no such file": {"d0", "--version", "0", "--payload", "/no/such/file", "-y"},
-		"field aggregatetype is missing or empty; set aggregatetype in an edit: add --field aggregatetype=VALUE": {"d1", "--version", "0", "--type", "T", "-y"}, `"_id"`: {"d0", "--version", "0", "--field", "_id=x", "-y"}, "--header": {"d0", "--version", "0", "--header", "h", "-y"},
+		"set aggregatetype, aggregateid, payload in an edit: add --field aggregatetype=VALUE --field aggregateid=VALUE --payload FILE": {"d1", "--version", "0", "--type", "T", "-y"},
+		"--field cannot set payload: use --payload FILE": {"d0", "--version", "0", "--field", "payload=x", "-y"}, "use --header NAME=VALUE": {"d0", "--version", "0", "--field", "headers=x", "-y"},
+		`"_id"`: {"d0", "--version", "0", "--field", "_id=x", "-y"}, "--header": {"d0", "--version", "0", "--header", "h", "-y"},
 	} {
 		if text := edit(exitConfig, args...); !strings.Contains(text, want) {
 			t.Errorf("%v: %q, want %q", args, text, want)

@@ -46,7 +46,7 @@ func TestDoctor(t *testing.T) {
 		last string
 	}{
 		{good, 0, " 0 failed\n"},
-		{away, 1, " 2 failed, 32 not checked\n"},
+		{away, 1, " 2 failed, 33 not checked\n"},
 	} {
 		code, out, errOut := runDoctor(t, c.env, c.code == 0, "--json")
 		var r doctor.Report

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"unicode/utf8"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -117,31 +116,6 @@ func checkText(name []byte, n, most int) error {
 // newMalformed returns a rejection of class malformed.
 func newMalformed(format string, args ...any) error {
 	return &record.Rejection{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
-}
-
-// newMissing returns a rejection of class malformed for a document without a field. name is the name of the field in the contract, and stored
-// that in the document. The reason names a field of the document that differs only in case and separators: it is usually a mistake of the
-// writer.
-func newMissing(raw []byte, name, stored string) error {
-	reason := "field " + stored + " is missing or empty"
-	if name == "payload" {
-		reason = "field " + stored + " is missing; null makes a tombstone"
-	}
-	cursor, ok := openDocument(raw)
-
-	for ok && cursor.next() {
-		found := string(clipName(cursor.name))
-		if found != stored && plainName(found) == plainName(stored) {
-			reason += "; found " + found
-			break
-		}
-	}
-	return &record.Rejection{Class: record.Malformed, Reason: reason, Missing: name}
-}
-
-// plainName returns a name in lower case, without separators.
-func plainName(name string) string {
-	return strings.NewReplacer("_", "", "-", "", " ", "").Replace(strings.ToLower(name))
 }
 
 // clipName shortens the name of a field, which can have any length.

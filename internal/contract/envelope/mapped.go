@@ -51,32 +51,12 @@ func (v *View) setTimestamp(cursor *cursor) error {
 	return setDate(&v.RecordTime, &v.HasRecordTime, cursor)
 }
 
-// checkComplete checks that the document in view has all required parts, and adds the parts that the
-// mapping derives.
-func (m *Mapping) checkComplete(view *View) error {
+// requiredParts returns the parts that each document must contain.
+func (m *Mapping) requiredParts() fieldSet {
 	if m == nil {
-		return view.checkComplete()
+		return fID | fAggregateType | fAggregateID | fType | fPayload
 	}
-
-	if view.IDType == 0 || len(view.ID) == 0 {
-		return newMissing(view.Raw, "_id", "_id")
-	}
-	for _, r := range []struct {
-		part  fieldSet
-		name  string
-		found bool
-	}{
-		{fEventID, "id", len(view.EventID) > 0},
-		{fAggregateType, "aggregatetype", len(view.AggregateType) > 0},
-		{fAggregateID, "aggregateid", len(view.AggregateID) > 0},
-		{fType, "type", len(view.Type) > 0},
-		{fPayload, "payload", view.PayloadType != 0},
-	} {
-		if m.required&r.part != 0 && !r.found {
-			return newMissing(view.Raw, r.name, m.nameOf(r.part))
-		}
-	}
-	return m.derive(view)
+	return fID | m.required
 }
 
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.

@@ -20,7 +20,7 @@ func uint64LE(data []byte) uint64 { return binary.LittleEndian.Uint64(data) }
 //
 // The error is always a *record.Rejection: of class partition_out_of_range for a partition that no
 // topic can have, of class message_too_large for an id, a text or headers that exceed their limit,
-// otherwise of class malformed. Unknown fields and optional fields that are null
+// otherwise of class malformed. Its class is that of the first fault, and its reason names all of them. Unknown fields and optional fields that are null
 // are ignored. A field that appears twice is malformed.
 func Parse(raw []byte, view *View) error { return (*Mapping)(nil).Parse(raw, view) }
 
@@ -57,20 +57,25 @@ func (m *Mapping) Parse(raw []byte, view *View) error {
 			// The lowest bit is one part.
 			one := set & -set
 			if err := view.setField(one, &cursor); err != nil {
-				return err
+				return m.rejectFields(raw, err)
 			}
 			set &^= one
 		}
 		if err := view.setField(set, &cursor); err != nil {
-			return err
+			return m.rejectFields(raw, err)
 		}
 	}
 
 	if cursor.broken {
 		return newMalformed("the document is broken near field %q", clipName(cursor.name))
 	}
-
-	return m.checkComplete(view)
+	if view.lacks(m.requiredParts()) != 0 {
+		return m.rejectFields(raw, nil)
+	}
+	if m == nil {
+		return nil
+	}
+	return m.derive(view)
 }
 
 // fieldSet is a set of fields of the envelope.
@@ -319,22 +324,27 @@ func (v *View) setHeaders(cursor *cursor) error {
 	return v.Headers.check()
 }
 
-// checkComplete checks that all required fields are present.
-func (v *View) checkComplete() error {
-	switch {
-	case v.IDType == 0 || len(v.ID) == 0:
-		return newMissing(v.Raw, "_id", "_id")
-	case len(v.AggregateType) == 0:
-		return newMissing(v.Raw, "aggregatetype", "aggregatetype")
-	case len(v.AggregateID) == 0:
-		return newMissing(v.Raw, "aggregateid", "aggregateid")
-	case len(v.Type) == 0:
-		return newMissing(v.Raw, "type", "type")
-	case v.PayloadType == 0:
-		return newMissing(v.Raw, "payload", "payload")
+// lacks returns the required parts that are missing or empty.
+func (v *View) lacks(required fieldSet) (missing fieldSet) {
+	if v.IDType == 0 || len(v.ID) == 0 {
+		missing |= fID
 	}
-
-	return nil
+	if len(v.EventID) == 0 {
+		missing |= fEventID
+	}
+	if len(v.AggregateType) == 0 {
+		missing |= fAggregateType
+	}
+	if len(v.AggregateID) == 0 {
+		missing |= fAggregateID
+	}
+	if len(v.Type) == 0 {
+		missing |= fType
+	}
+	if v.PayloadType == 0 {
+		missing |= fPayload
+	}
+	return missing & required
 }
 
 // setString sets dst to a string. Null and the empty string count as absent.

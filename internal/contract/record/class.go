@@ -38,8 +38,8 @@ func (c Class) DeadAtOnce() bool {
 type Rejection struct {
 	Class  Class
 	Reason string // for people: the fault, the value and the limit, never payload
-	// Missing is the field of the envelope, by its name in the contract, whose absence is the fault; "" for another fault.
-	Missing string
+	// Fields are the fields of the envelope, by their names in the contract, that are missing or wrong; nil for another fault.
+	Fields []string
 }
 
 func (r *Rejection) Error() string { return string(r.Class) + ": " + r.Reason }

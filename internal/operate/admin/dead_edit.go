@@ -75,7 +75,7 @@ func (e DeadEdit) toEdit(raw bson.Raw, mapping *envelope.Mapping) (requeues.Edit
 func parseFieldValue(name, text string) (any, error) {
 	switch name {
 	case "payload", "headers":
-		return nil, fmt.Errorf("%s cannot be set as a field", name)
+		return nil, fmt.Errorf("%s cannot be set as a field: it has its own parameter", name)
 
 	case "partition":
 		n, err := strconv.ParseInt(text, 10, 32)

@@ -177,7 +177,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 		{DB: "shop", Collection: "outbox"}: {
 			// Without these rights no topic is found.
 			"find": {
-				stream: Fail, outbox: Fail, "topics": Warn,
+				stream: Fail, outbox: Fail, "outbox.fields": Warn, "topics": Warn,
 				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn,
 			},
 			"changeStream": {stream: Fail},

@@ -295,6 +295,14 @@ func TestOutboxes(t *testing.T) {
 	r = examine(t, cfg)
 	expectCheck(t, r, "outbox.indexes", Warn, "without the index of the purge or of purge.ttl: each purge reads the whole collection; `outrelay run` creates it", `getCollection("outbox").createIndex({"ts":1})`)
 	expectCheck(t, r, "topics", Warn, "would reject")
+	expectCheck(t, r, "outbox.fields", OK)
+	misspelled := bson.D{
+		{Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"}, {Key: "dueat", Value: time.Now()},
+	}
+	if _, err := db.Collection("outbox").InsertOne(t.Context(), misspelled); err != nil {
+		t.Fatal(err)
+	}
+	expectCheck(t, examine(t, cfg), "outbox.fields", Warn, db.Name()+".outbox has dueat for dueAt", "correct the names")
 	r = examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
 	if c := findCheck(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates them") {
 		t.Errorf("%+v", c)

@@ -26,6 +26,7 @@ const (
 	indexedMost   = 50   // outboxes whose indexes are listed
 	sampledMost   = 20   // outboxes that are sampled
 	sampledNewest = 1000 // envelopes of each
+	sampledFields = 100  // envelopes of each whose fields are compared with the contract
 	lookTimeout   = 2 * time.Second
 )
 

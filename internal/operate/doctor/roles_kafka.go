@@ -16,7 +16,7 @@ var missingPrincipals = map[string]string{
 }
 
 // Commands returns the commands of kafka-acls.sh. It fails if the name of a user is not known: a placeholder would be a valid name, and
-// the ACLs would be those of a user that does not exist.
+// Kafka would create ACLs for a user that does not exist.
 func (r Roles) Commands(brokers []string) (string, error) {
 	var builder strings.Builder
 	for _, a := range r.Kafka {

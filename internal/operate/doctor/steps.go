@@ -41,6 +41,7 @@ func mongoSteps(examination *examination) []step {
 		{"outbox.unwatched", "mongodb.access", outbox.checkUnwatched, "a service with a wrong name of the database or the collection appends without an error, and its events are never sent"},
 		{"watcher", "mongodb.access", watcher.checkWatcher, "one process at a time owns the watcher, and its document stores the position in the change stream"},
 		{"outbox.slots", "outbox.collections", outbox.checkSlotFields, "an envelope without a slot belongs to slot 0, so its key can lose its order"},
+		{"outbox.fields", "outbox.collections", outbox.checkFields, "the relay ignores unknown fields, so a field with a wrong name has no effect: a scheduled event is sent at once"},
 		{"topics", "outbox.collections", outbox.findTopics, "doctor derives the topics from the rules and from the stored envelopes, and checks them below"},
 	}
 }

@@ -75,8 +75,8 @@ func (x outboxChecks) checkUnwatched(ctx context.Context) finding {
 	return passed("none of %d other collections looks like an outbox%s", searched, note)
 }
 
-// listCandidates returns the collections that no watcher reads, and sentences about what the list leaves out. Those with the name of a
-// watched one come first.
+// listCandidates returns the collections that no watcher reads, and sentences about the limits of the list. Collections with the name of a
+// watched collection come first.
 func (x outboxChecks) listCandidates(ctx context.Context) (candidates []outboxes.Outbox, limits []string, err error) {
 	// The scope of everything leaves out the collections of outrelay and of the server.
 	everything, err := changes.ParseScope([]string{"*.*"}, x.cfg.State.Pattern())

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -317,7 +318,7 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	}
 
 	m.storeQueued()
-	if e := m.got[0]; e.End != ledger.Dead || e.Topics != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Rejection != *why {
+	if e := m.got[0]; e.End != ledger.Dead || e.Topics != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || !reflect.DeepEqual(e.Rejection, *why) {
 		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
 	}
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {

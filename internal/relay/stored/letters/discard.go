@@ -23,8 +23,8 @@ import (
 type RejectedError struct {
 	Letter *Dead // without its envelope
 	Reason string
-	// Missing is the field of the envelope, by its name in the contract, that an edit has to set; "" if there is none.
-	Missing string
+	// Fields are the fields of the envelope, by their names in the contract, that an edit has to set.
+	Fields []string
 }
 
 func (e *RejectedError) Error() string {

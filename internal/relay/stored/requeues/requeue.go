@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -284,16 +285,17 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 	}
 	var view envelope.View
 	if err := k.Mapping.Parse(letter.Envelope, &view); err != nil {
-		fix := "; edit it"
 		id := letter.Envelope.Lookup("_id")
 		if _, idErr := envelope.ParseID(id.Type, id.Value); idErr != nil || view.IDType == 0 {
-			fix = "; an id cannot be edited: append the event again with another id, and discard this letter"
+			return reject(err.Error() + "; an id cannot be edited: append the event again with another id, and discard this letter")
 		}
-		missing := record.RejectionOf(err).Missing
-		if missing != "" && missing != "_id" && missing != "id" {
-			return waiting.Entry{}, &letters.RejectedError{Letter: letter, Reason: err.Error() + "; set " + missing + " in an edit", Missing: missing}
+		fields := record.RejectionOf(err).Fields
+		if len(fields) == 0 || slices.Contains(fields, "id") {
+			return reject(err.Error() + "; edit it")
 		}
-		return reject(err.Error() + fix)
+		return waiting.Entry{}, &letters.RejectedError{
+			Letter: letter, Reason: err.Error() + "; set " + strings.Join(fields, ", ") + " in an edit", Fields: fields,
+		}
 	}
 
 	raw := letter.Envelope
