@@ -82,6 +82,9 @@ func writeFound(out io.Writer, result admin.LookupResult) {
 	for i := range result.Envelopes {
 		writeFoundEnvelope(out, &result.Envelopes[i])
 	}
+	if result.Pause != "" {
+		fmt.Fprintln(out, "note: "+sanitizeLine(result.Pause))
+	}
 	if result.Limits != "" {
 		fmt.Fprintln(out, "note: "+result.Limits)
 	}

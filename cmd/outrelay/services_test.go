@@ -24,6 +24,14 @@ func TestLookupCommand(t *testing.T) {
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
 
+	// An event that is not sent may wait for the end of a pause.
+	d.runCommand(nil, exitOK, "pause", "--actor", "ann")
+	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "Reminder-1"), "note: watcher default is paused, by ann since ", "so events wait: outrelay resume ends the pause")
+	d.runCommand(nil, exitOK, "resume")
+	if text := d.runCommand(nil, exitOK, "lookup", "Reminder-1"); strings.Contains(text, "paused") {
+		t.Errorf("after the pause: %s", text)
+	}
+
 	// A service may write to another database than the one that the relay reads.
 	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "Nothing was found", "Searched: "+d.shop.Name()+".", "outrelay doctor names such collections")
 	for _, args := range [][]string{{}, {"x", "--key", "y"}, {"--key", "y", "--limit", "0"}, {"--key", "y", "--from", "soon"}} {

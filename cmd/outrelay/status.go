@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -174,8 +175,13 @@ func writeSlotDetails(out io.Writer, status *admin.SlotStatus) {
 
 func (s statusReport) writeCounts(out io.Writer) {
 	counts := s.Counts
-	stale := 0
+	// The list has the nodes of all watchers.
+	nodes, stale := 0, 0
 	for _, n := range s.Nodes {
+		if !slices.Contains(n.Watchers, s.Watcher) {
+			continue
+		}
+		nodes++
 		if n.Stale {
 			stale++
 		}
@@ -189,7 +195,7 @@ func (s statusReport) writeCounts(out io.Writer) {
 		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), formatKeys(counts.BlockedKeys, counts.Waiting())+" keys", formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), counts.Letters(),
-		countNoun(int64(len(s.Nodes)), "node"), stale, counted)
+		countNoun(int64(nodes), "node"), stale, counted)
 	if counts.HandlerWaiting > 0 {
 		fmt.Fprintf(out, "handlers retry %s: outrelay waiting list --source handler\n", countNoun(counts.HandlerWaiting, "message"))
 	}

@@ -121,3 +121,12 @@ func TestStatusShowsTheAgeOfItsCounts(t *testing.T) {
 		}
 	}
 }
+
+// A node of another watcher is no node of this one.
+func TestStatusCountsTheNodesOfItsWatcher(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "2 nodes, 0 stale")
+	d.env = append(d.env, "OUTRELAY_WATCHER=other")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "other · lag", "0 nodes, 0 stale")
+}

@@ -14,6 +14,7 @@ type Found struct {
 	Letters []Letter     // of the relay and of handlers, newest first, without their events
 	More    bool         // there are more than 100 events or letters
 	Limits  string       // the limits of the result, in a sentence; "" if it is complete
+	Pause   string       // why events wait, in a sentence; "" if no operator has paused the watcher
 }
 
 // FoundEvent is an event without its payload, and its life.
@@ -64,7 +65,7 @@ func (o *Operator) Lookup(ctx context.Context, idOrKey string) (Found, error) {
 		return Found{}, explain(doing, err)
 	}
 
-	found := Found{ByKey: result.ByKey, More: result.More, Limits: result.Limits}
+	found := Found{ByKey: result.ByKey, More: result.More, Limits: result.Limits, Pause: result.Pause}
 	for i := range result.Envelopes {
 		found.Events = append(found.Events, newFoundEvent(&result.Envelopes[i]))
 	}

@@ -137,7 +137,8 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	out.More = len(out.Envelopes) > limit || moreDead || more != "" || traces.more
 	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
 	out.setLimits()
-	return out, nil
+	out.Pause, err = describePause(ctx, o, out.Envelopes)
+	return out, err
 }
 
 // foundDocument is a document of an outbox.
@@ -361,6 +362,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 // The states of a found envelope.
 const (
 	stateAppended  = "appended"
+	stateScheduled = "scheduled"
 	stateWaiting   = "waiting"
 	stateDead      = "dead"
 	stateDelivered = "delivered"
@@ -409,7 +411,7 @@ func (e *FoundEnvelope) addHistory(envelope *storedEnvelope) {
 // envelopeState returns the state of an envelope in an outbox that neither waits nor is dead.
 func (s settledUpTo) envelopeState(envelope *storedEnvelope, ts bson.Timestamp) string {
 	if envelope.DueAt != nil {
-		return "scheduled"
+		return stateScheduled
 	}
 	if envelope.SentAt != nil {
 		return stateDelivered

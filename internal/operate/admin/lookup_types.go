@@ -31,6 +31,7 @@ type LookupResult struct {
 	Since     *time.Time      `json:"since,omitempty"`
 	More      bool            `json:"more"`             // the result exceeds the limit
 	Limits    string          `json:"limits,omitempty"` // what the result cannot contain, in a sentence
+	Pause     string          `json:"pause,omitempty"`  // why events wait, in a sentence, if an operator has paused the watcher
 	Searched  []string        `json:"searched"`         // the outboxes that were searched, at most 20
 	Outboxes  int             `json:"outboxes"`         // how many were searched
 }

@@ -1,0 +1,54 @@
+package admin
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+)
+
+// describePause returns a sentence about the pause because of which an event of the result is not sent, or "". It reads nothing if every
+// event was sent or given up.
+func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (string, error) {
+	isUnsent := func(event FoundEnvelope) bool {
+		return event.State == stateAppended || event.State == stateScheduled || event.State == stateWaiting
+	}
+	if !slices.ContainsFunc(found, isUnsent) {
+		return "", nil
+	}
+	status, err := ReadStatus(ctx, op.State)
+	if err != nil {
+		return "", err
+	}
+	var paused []string
+	slots := 0
+	for i := range status.Slots {
+		if status.Slots[i].Name != op.Watcher {
+			continue
+		}
+		slots++
+		if status.Slots[i].Paused {
+			paused = append(paused, status.Slots[i].Slot)
+		}
+	}
+	if len(paused) == 0 {
+		return "", nil
+	}
+
+	text := "watcher " + op.Watcher + " is paused"
+	// The other slots send their events.
+	if len(paused) < slots {
+		text += " in slot " + strings.Join(paused, ", ")
+	}
+	// The entries of a pause may have been removed by now.
+	pauses, err := op.Audit(ctx, AuditFilter{Watcher: op.Watcher, Kinds: []string{string(nodes.Paused)}}, 1, "")
+	if err != nil {
+		return "", err
+	}
+	if len(pauses.Items) > 0 && pauses.Items[0].Actor != "" {
+		text += ", by " + pauses.Items[0].Actor + " since " + pauses.Items[0].At.Format(time.RFC3339)
+	}
+	return text + ", so events wait: outrelay resume ends the pause", nil
+}
