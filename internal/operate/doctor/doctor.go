@@ -50,6 +50,9 @@ type Check struct {
 	root string // the failed check because of which this one did not run
 }
 
+// isBlocked reports whether another check prevented this check. A check that could not be done may prevent others itself.
+func (c Check) isBlocked() bool { return c.root != "" && c.root != c.ID }
+
 // Report is the output of `outrelay doctor --json`.
 type Report struct {
 	Checks []Check `json:"checks"`
@@ -165,10 +168,14 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 	return examination.buildReport(), nil
 }
 
-// runSteps runs the steps one after another.
+// runSteps runs the steps one after another, until the time limit.
 func (x *examination) runSteps(ctx context.Context, steps []step) {
 	for _, s := range steps {
-		finding := x.runStep(ctx, s)
+		// A step after the limit would lack the facts of the step that the limit has interrupted, such as the layout of the topics.
+		var finding finding
+		if ctx.Err() == nil {
+			finding = x.runStep(ctx, s)
+		}
 		if ctx.Err() != nil && finding.status != OK {
 			finding = unchecked("run doctor again, closer to the servers", "the time limit of %v is exceeded", x.limit)
 		}

@@ -202,6 +202,10 @@ func TestRulesOfServicesAreNoFinding(t *testing.T) {
 
 	after := examine(t, cfg)
 	for i, c := range after.Checks {
+		// The outboxes of other tests come and go.
+		if c.ID == "outbox.unwatched" {
+			continue
+		}
 		if c.Status != before.Checks[i].Status || strings.HasPrefix(c.ID, "outbox.") && c.Status != OK {
 			t.Errorf("%s was %s, and with the rules of the services it is %s: %s", c.ID, before.Checks[i].Status, c.Status, c.Detail)
 		}

@@ -15,7 +15,7 @@ func (r Report) Print(out io.Writer) error {
 	blocked := map[string][]string{}
 	for _, c := range r.Checks {
 		width = max(width, len(c.ID))
-		if c.root != "" {
+		if c.isBlocked() {
 			unchecked++
 			blocked[c.root] = append(blocked[c.root], c.ID)
 		}
@@ -24,7 +24,7 @@ func (r Report) Print(out io.Writer) error {
 	var builder strings.Builder
 	for _, c := range r.Checks {
 		// One failure is printed once, with the checks that it prevents.
-		if c.root != "" {
+		if c.isBlocked() {
 			continue
 		}
 		fmt.Fprintf(&builder, "%-4s  %-*s  %s\n", c.Status, width, c.ID, indentLines(c.Detail, width+8))

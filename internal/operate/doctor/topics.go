@@ -46,10 +46,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	select {
 	case <-x.sampled:
 	case <-ctx.Done():
-		finding := unchecked("", "the topics are not known yet")
-		// MongoDB has its own finding, so this one only refers to it.
-		finding.root = "mongodb"
-		return finding
+		return unchecked("", "the topics are not known yet")
 	}
 
 	facts, sampled := &x.topics, x.findingOf("topics")
