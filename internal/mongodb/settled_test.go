@@ -14,7 +14,7 @@ import (
 )
 
 // A transaction of 40 MB makes a collection. Its commit takes long after the server has given it a time, and other writes get later times
-// meanwhile. A settled time is before the commit, or the list after it contains the collection.
+// in this time. A settled time is before the commit, or the list after it contains the collection.
 func TestN22_NoCommitBeforeASettledTimeAppearsAfterIt(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)

@@ -21,7 +21,7 @@ import (
 
 var scaleReplay = flag.Int("scale.replay", 2_000, "how many events are sent again in TestReplayAndRequeueBesideTheStream")
 
-// Events are replayed and dead letters requeued while others are appended. The latency of those is logged before and meanwhile.
+// Events are replayed and dead letters requeued while others are appended. The latency of the others is logged, before and with them.
 func TestReplayAndRequeueBesideTheStream(t *testing.T) {
 	onlySizes(t, "scale.replay")
 	t.Parallel()

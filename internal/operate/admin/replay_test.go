@@ -158,7 +158,7 @@ func (s *stand) newRelayStep(n int64) func(ctx context.Context) {
 	}
 }
 
-// sent returns what the steps of the relay have sent.
+// sent returns the documents that the steps of the relay have sent.
 func (s *stand) sent() []waiting.Document {
 	s.mu.Lock()
 	defer s.mu.Unlock()
