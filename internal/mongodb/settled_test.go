@@ -89,6 +89,7 @@ func listAtSettledTime(t *testing.T, db *mongo.Database, name string) (at bson.T
 	if err == nil {
 		at, err = mongodb.SettledTime(t.Context(), other)
 	}
+
 	var names []string
 	if err == nil {
 		names, err = db.ListCollectionNames(t.Context(), bson.D{{Key: "name", Value: name}})

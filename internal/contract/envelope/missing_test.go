@@ -103,6 +103,7 @@ func TestNearMissesOfOptionalFields(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if got, want := NearMisses(raw), []string{"dueat for dueAt", "expires_at for expiresAt", "contentType for contenttype"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // A service appends to a database that no watcher reads. Collections of services that are no outbox, and outboxes of other watchers, are
-// no finding. A user who may not list all databases gets a report that says so.
+// no finding. A user who may not list all databases gets a report with that reason.
 func testUnwatched(t *testing.T, root *mongo.Client, cfg, narrow config.Config) {
 	expectCheck(t, examine(t, cfg), "outbox.unwatched", OK, "none of ")
 
