@@ -73,7 +73,7 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 			}
 		}
 		// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
-		auditFlags.Watcher = *program.namedFlags["watcher"]
+		auditFlags.Watcher = program.namedFlags["watcher"].Value.String()
 
 		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {
 			if auditFlags.follow {

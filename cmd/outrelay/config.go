@@ -31,6 +31,7 @@ ${env:NAME} as they were written.`,
 			}
 
 			text, warnings, err := config.Print(program.configFile, program.env, program.flagSettings())
+			program.nameSources(err)
 			if err != nil {
 				return err
 			}

@@ -155,8 +155,7 @@ func (p *program) useContext(cmd *cobra.Command) error {
 	if found.Config != "" || named {
 		p.configFile = found.Config
 	}
-	// A later setting overrides an earlier one, so the command line comes last.
-	p.setFlags = slices.Concat(found.Set, p.setFlags)
+	p.contextSet = found.Set
 	return nil
 }
 

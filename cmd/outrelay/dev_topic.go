@@ -28,7 +28,7 @@ command uses no consumer group and no login. If the topic does not exist yet, th
 waits for it.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			brokers := *program.namedFlags["kafka.brokers"]
+			brokers := program.namedFlags["kafka.brokers"].Value.String()
 			if brokers == "" {
 				return errors.New("--brokers is missing: pass the address of Kafka that `outrelay dev` prints")
 			}

@@ -76,7 +76,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
 
-	for _, want := range []string{"mongodb.url (line 1): unknown key; did you mean mongodb.uri?", `kafka.compression (line 2): found "zip"; expected one of none, gzip`, "kafka.brokers (line 2): required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
+	for _, want := range []string{"mongodb.url (line 1): unknown key; did you mean mongodb.uri?", `kafka.compression (line 2): found "zip"; expected one of none, gzip`, "kafka.brokers (line 2): required and not set", "--set lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in %s", want, out)
 		}
@@ -110,7 +110,7 @@ func TestValidateWithoutSecrets(t *testing.T) {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
 	if code, out, _ := runCommand(t, nil, "validate", "--without-secrets", "--config", file, "--set", "lease.ttl=1ms"); code != exitConfig ||
-		!strings.Contains(out, "lease.ttl: found 1ms; expected between 1s and 5m0s\n1 problem\n") {
+		!strings.Contains(out, "--set lease.ttl: found 1ms; expected between 1s and 5m0s\n1 problem\n") {
 		t.Errorf("exit code %d, stdout %q", code, out)
 	}
 }

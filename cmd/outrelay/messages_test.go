@@ -98,6 +98,28 @@ func TestMessagesOfNewcomers(t *testing.T) {
 	}
 }
 
+// A problem of a value that is not in the file names the flag, the variable or the context that has it.
+func TestMessagesNameTheSourceOfAValue(t *testing.T) {
+	t.Parallel()
+	contexts := filepath.Join(t.TempDir(), "contexts.yaml")
+	env := append([]string{"OUTRELAY_CONTEXTS=" + contexts, "OUTRELAY_LEASE_TTL=1ms"}, minimalEnv...)
+	if code, _, errOut := runCommand(t, env, "context", "set", "prod", "--set", "slots=x", "--set", "watcher=a/b"); code != exitOK {
+		t.Fatal(errOut)
+	}
+
+	want := "--set kafka.broker: unknown key; did you mean kafka.brokers?\n" +
+		"lease.ttl (OUTRELAY_LEASE_TTL): found 1ms; expected between 1s and 5m0s\n" +
+		"log.level (--log-level): found \"loud\"; expected one of debug, info, warn, error\n" +
+		"slots (context prod): found \"x\"; expected a whole number\n" +
+		"--set watcher: found \"c/d\"; expected letters, digits, dot, dash, underscore; at most 100\n5 problems\n"
+	for _, command := range [][]string{{"validate"}, {"validate", "--without-secrets"}} {
+		code, out, _ := runCommand(t, env, append(command, "--context", "prod", "--set", "kafka.broker=x", "--set", "watcher=c/d", "--log-level", "loud")...)
+		if code != exitConfig || out != want {
+			t.Errorf("%v: exit code %d, stdout\n%swant\n%s", command, code, out, want)
+		}
+	}
+}
+
 // A name or an id that does not exist is an error with exit code 1, also for a command that would only have nothing to do.
 func TestUnknownNamesAreErrors(t *testing.T) {
 	t.Parallel()

@@ -75,6 +75,7 @@ service account as principal, and --only msk policies of AWS IAM for Amazon MSK.
 func (p *program) loadWithoutServers() (config.Config, error) {
 	load := func() (config.Config, error) {
 		cfg, _, err := config.LoadWithoutSecrets(p.configFile, p.env, p.flagSettings())
+		p.nameSources(err)
 		return cfg, err
 	}
 	cfg, err := load()

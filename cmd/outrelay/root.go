@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/outrelay/outrelay/internal/base/logging"
 	"github.com/outrelay/outrelay/internal/contract/config"
@@ -28,10 +29,11 @@ type program struct {
 	exit        func(code int) // ends the process at once
 
 	configFile  string
-	contextName string // of --context
-	context     string // the context in use, or "" for none
+	contextName string   // of --context
+	context     string   // the context in use, or "" for none
+	contextSet  []string // the settings of the context in use
 	setFlags    []string
-	namedFlags  map[string]*string // flags such as --watcher, by the configuration key that they set
+	namedFlags  map[string]*pflag.Flag // flags such as --watcher, by the configuration key that they set
 
 	level slog.LevelVar
 
@@ -139,7 +141,7 @@ func newRootCommand(program *program) *cobra.Command {
 	flags.StringArrayVar(&program.setFlags, "set", nil,
 		"set one key, as `path=value`; takes precedence over the file and the environment; may be repeated")
 	flags.StringVar(&program.contextName, "context", "", "`name` of the environment to use: see outrelay context")
-	program.namedFlags = make(map[string]*string)
+	program.namedFlags = make(map[string]*pflag.Flag)
 	for _, f := range []struct{ name, key, usage string }{
 		{"watcher", "watcher", "`name` of the watcher"},
 		{"watch", "watch", "outbox `collections` to watch, separated by commas"},
@@ -148,7 +150,8 @@ func newRootCommand(program *program) *cobra.Command {
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "auto, text or json"},
 	} {
-		program.namedFlags[f.key] = flags.String(f.name, "", f.usage)
+		flags.String(f.name, "", f.usage)
+		program.namedFlags[f.key] = flags.Lookup(f.name)
 	}
 	registerCompletions(root)
 
@@ -219,6 +222,7 @@ func registerCompletions(root *cobra.Command) {
 // for the caller to print or log.
 func (p *program) loadConfig() (config.Config, []string, error) {
 	cfg, warnings, err := config.Load(p.configFile, p.env, p.flagSettings())
+	p.nameSources(err)
 	if problems, found := errors.AsType[*config.Problems](err); found && p.lacksFile(problems) {
 		err = fmt.Errorf("%w\n  %s", err, noFile)
 	}
@@ -230,19 +234,45 @@ const noFile = "no configuration file was read; pass --config FILE, or set OUTRE
 
 // lacksFile reports whether the problems are probably those of a forgotten file: no file was read, and the address of MongoDB is missing.
 func (p *program) lacksFile(problems *config.Problems) bool {
-	isAddress := func(problem config.Problem) bool { return problem.Path == "mongodb.uri" }
+	isAddress := func(problem config.Problem) bool { return problem.Path == "mongodb.uri" && problem.Source == "" }
 	return p.configFile == "" && slices.ContainsFunc(problems.List, isAddress)
 }
 
-// flagSettings returns the settings of the flags, each as path=value.
+// flagSettings returns the settings of the context and of the flags, each as path=value. A later setting overrides an earlier one, so
+// the command line comes last.
 func (p *program) flagSettings() []string {
-	set := p.setFlags
-	for key, v := range p.namedFlags {
-		if *v != "" {
-			set = append(set[:len(set):len(set)], key+"="+*v)
+	set := slices.Concat(p.contextSet, p.setFlags)
+	for key, flag := range p.namedFlags {
+		if value := flag.Value.String(); value != "" {
+			set = append(set, key+"="+value)
 		}
 	}
 	return set
+}
+
+// nameSources names the flag or the context in each problem of a value that the user has not passed with --set.
+func (p *program) nameSources(err error) {
+	problems, _ := errors.AsType[*config.Problems](err)
+	if problems == nil {
+		return
+	}
+	for i := range problems.List {
+		problem := &problems.List[i]
+		if problem.Source != config.SetFlag {
+			continue
+		}
+
+		key, _, _ := strings.Cut(problem.Path, "[")
+		concerns := func(setting string) bool {
+			set, _, _ := strings.Cut(setting, "=")
+			return set == key || strings.HasPrefix(set, key+".") || strings.HasPrefix(key, set+".")
+		}
+		if flag := p.namedFlags[key]; flag != nil && flag.Value.String() != "" {
+			problem.Source = "--" + flag.Name
+		} else if slices.ContainsFunc(p.contextSet, concerns) && !slices.ContainsFunc(p.setFlags, concerns) {
+			problem.Source = "context " + p.context
+		}
+	}
 }
 
 // newLogger returns a logger on standard error. Its level follows p.level from then on.

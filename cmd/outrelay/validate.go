@@ -33,6 +33,7 @@ variable, or a missing certificate, is then a warning, and everything else is ch
 			_, warnings, err := program.loadConfig()
 			if withoutSecrets {
 				_, warnings, err = config.LoadWithoutSecrets(program.configFile, program.env, program.flagSettings())
+				program.nameSources(err)
 			}
 
 			// Only problems of the configuration are a result. An unreadable file is an error.

@@ -186,7 +186,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`kafka.sasl.password: required and not set; set the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
 		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,
 		`limits.memory: found "1k"; expected a size such as 900KiB or 32MiB`,
-		`log.levle: unknown key; did you mean log.level?`,
+		`--set log.levle: unknown key; did you mean log.level?`,
 		`lost_history: found "swep"; expected one of sweep, halt (did you mean sweep?)`,
 		`mongodb.tls.ca: the file /no/such/file cannot be read: no such file or directory`,
 		`mongodb.tls.key: required with cert and not set; set the file with the private key`,

@@ -47,14 +47,14 @@ func LoadWithoutSecrets(path string, env, set []string) (Config, []string, error
 func loadWithReferences(defaults Config, path string, env, set []string, problems *Problems) (
 	cfg Config, references map[string]resolvedText, warnings []string, err error,
 ) {
-	values := koanf.New(".")
-	document := loadFile(values, path, problems)
-	ofFile := values.Copy()
-	warnings = loadEnv(values, env, problems)
-	loadSet(values, set, problems)
+	values := layers{koanf.New("."), map[string]string{}, problems}
+	document := loadFile(values.Koanf, path, problems)
+	isInFile := values.Copy().Exists
+	warnings = values.loadEnv(env)
+	values.loadSet(set)
 
 	cfg, references, found, err := decodeKeys(defaults, values.Raw(), env, problems)
-	problems.setLines(document, func(key string) bool { return reflect.DeepEqual(values.Get(key), ofFile.Get(key)) })
+	problems.setSources(values.sources, document, isInFile)
 	return cfg, references, append(warnings, found...), err
 }
 
@@ -163,9 +163,16 @@ func redactYAMLError(err error) string {
 }
 
 // reservedPrefixes are the prefixes of OUTRELAY_ variables that are not keys.
-var reservedPrefixes = []string{"OUTRELAY_CONFIG", "OUTRELAY_TEST_", "OUTRELAY_CACHE", "OUTRELAY_SERVICE_", "OUTRELAY_PORT"}
+var reservedPrefixes = []string{"OUTRELAY_CONFIG", "OUTRELAY_CONTEXT", "OUTRELAY_TEST_", "OUTRELAY_CACHE", "OUTRELAY_SERVICE_", "OUTRELAY_PORT"}
 
-func loadEnv(values *koanf.Koanf, env []string, problems *Problems) (warnings []string) {
+// layers are the values of the file and, over them, those of the environment and of --set.
+type layers struct {
+	*koanf.Koanf
+	sources  map[string]string // by the path of a value that is not that of the file: the variable or --set
+	problems *Problems
+}
+
+func (l layers) loadEnv(env []string) (warnings []string) {
 	names := make([]string, 0, len(envKeys))
 	for name := range envKeys {
 		names = append(names, name)
@@ -182,7 +189,7 @@ func loadEnv(values *koanf.Koanf, env []string, problems *Problems) (warnings []
 		if path, known := envKeys[name]; known {
 			// An empty variable counts as not set.
 			if value != "" {
-				mergeKey(values, path, value, name, problems)
+				l.mergeKey(path, value, name)
 			}
 			continue
 		}
@@ -192,9 +199,9 @@ func loadEnv(values *koanf.Koanf, env []string, problems *Problems) (warnings []
 			continue
 		}
 		if hint := hintOfFormerEnv(name); hint != "" {
-			problems.report(name, "unknown environment variable", hint)
+			l.problems.report(name, "unknown environment variable", hint)
 		} else if near := nearestEnv(name, names); near != "" {
-			problems.report(name, "unknown environment variable", "did you mean "+near+"?")
+			l.problems.report(name, "unknown environment variable", "did you mean "+near+"?")
 		} else {
 			warnings = append(warnings, "the environment variable "+name+" is not a configuration key and has no effect")
 		}
@@ -238,19 +245,26 @@ func nearestEnv(name string, names []string) string {
 	return near
 }
 
-func loadSet(values *koanf.Koanf, set []string, problems *Problems) {
+// SetFlag is the source of the values of the argument set of [Load].
+const SetFlag = "--set"
+
+func (l layers) loadSet(set []string) {
 	for _, s := range set {
 		path, value, ok := strings.Cut(s, "=")
 		if !ok {
-			problems.report("--set", "a value without =", "write --set path=value")
+			l.problems.report(SetFlag, "a value without =", "write --set path=value")
 			continue
 		}
-		mergeKey(values, path, value, "--set "+path, problems)
+		l.mergeKey(path, value, SetFlag)
 	}
 }
 
 // mergeKey merges one key with a value in text form. A list of words is split at commas; other lists and sections are YAML.
-func mergeKey(values *koanf.Koanf, path, text, origin string, problems *Problems) {
+func (l layers) mergeKey(path, text, source string) {
+	report := func(found, allowed string) {
+		l.problems.List = append(l.problems.List, Problem{Path: path, Source: source, Found: found, Allowed: allowed})
+	}
+
 	// The key of a map may contain dots: topics.create.configs.retention.ms. Shorten the path until it is a known key.
 	key, mapKey := path, ""
 	goType, known := keyTypes[key]
@@ -260,7 +274,7 @@ func mergeKey(values *koanf.Koanf, path, text, origin string, problems *Problems
 		goType, known = keyTypes[key]
 	}
 	if !known || mapKey != "" && goType.Kind() != reflect.Map {
-		problems.report(path, "unknown key", suggestKey(path))
+		report("unknown key", suggestKey(path))
 		return
 	}
 
@@ -269,7 +283,7 @@ func mergeKey(values *koanf.Koanf, path, text, origin string, problems *Problems
 		value, err = map[string]any{mapKey: text}, nil
 	}
 	if err != nil {
-		problems.report(origin, "not a value for "+path, "write it as one line of YAML")
+		report("the value is not valid YAML", "write it as one line of YAML")
 		return
 	}
 
@@ -277,8 +291,20 @@ func mergeKey(values *koanf.Koanf, path, text, origin string, problems *Problems
 	for _, step := range slices.Backward(strings.Split(key, ".")) {
 		value = map[string]any{step: value}
 	}
-	if err := values.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
-		problems.report(origin, "cannot be merged", "")
+	layer := koanf.New(".")
+	if err := layer.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
+		report("the value cannot be merged", "")
+		return
+	}
+	if err := l.Merge(layer); err != nil {
+		report("the value cannot be merged", "")
+		return
+	}
+	for name, value := range layer.All() {
+		// An empty section keeps the keys of the file.
+		if section, ok := value.(map[string]any); !ok || len(section) > 0 {
+			l.sources[name] = source
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 type Problem struct {
 	Path    string `json:"path"`              // the key, or the name of a file or an environment variable
 	Line    int    `json:"line,omitempty"`    // where the file has the key, from 1; 0 if the value is not from the file
+	Source  string `json:"source,omitempty"`  // the variable or flag that has the value; "" for the file and for defaults
 	Found   string `json:"found,omitempty"`   // the value found, or the mistake
 	Allowed string `json:"allowed,omitempty"` // the allowed values, or the fix
 
@@ -24,7 +26,12 @@ type Problem struct {
 // String returns the problem on one line.
 func (p Problem) String() string {
 	text := p.Path
-	if p.Line > 0 {
+	switch {
+	case p.Source == SetFlag:
+		text = SetFlag + " " + p.Path
+	case p.Source != "":
+		text += " (" + p.Source + ")"
+	case p.Line > 0:
 		text += fmt.Sprintf(" (line %d)", p.Line)
 	}
 	text += ": " + p.Found
@@ -119,19 +126,38 @@ func (p *Problems) hideReferences(references map[string]resolvedText) {
 	}
 }
 
-// setLines sets the lines of the problems whose key is in the file. isFromFile reports whether the value of a key is that
-// of the file.
-func (p *Problems) setLines(document *yaml.Node, isFromFile func(key string) bool) {
-	if document == nil {
-		return
-	}
+// setSources sets the source of each problem whose value is not that of the file, and the line of each other one. sources holds the
+// sources by the path of their values. isInFile reports whether the file has a key.
+func (p *Problems) setSources(sources map[string]string, document *yaml.Node, isInFile func(key string) bool) {
 	for i := range p.List {
 		problem := &p.List[i]
-		key, _, _ := strings.Cut(problem.Path, "[")
-		if isFromFile(key) {
+		if problem.Source == "" {
+			problem.Source = findSource(sources, problem.Path, isInFile)
+		}
+		if problem.Source == "" && document != nil {
 			problem.Line = lineOf(document, problem.Path)
 		}
 	}
+}
+
+// findSource returns the source of the value at path, or of a value below it if the file has no such section. It returns "" if
+// there is none.
+func findSource(sources map[string]string, path string, isInFile func(key string) bool) string {
+	// A problem may concern an element of a list or of a section that one source sets as a whole.
+	for above := path; above != ""; above = above[:max(0, strings.LastIndexAny(above, ".["))] {
+		if source, ok := sources[above]; ok {
+			return source
+		}
+	}
+	if isInFile(path) {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(sources)) {
+		if strings.HasPrefix(key, path+".") {
+			return sources[key]
+		}
+	}
+	return ""
 }
 
 // lineOf returns the line of the key at path, or of the deepest key above it in the file. It returns 0 if the file
