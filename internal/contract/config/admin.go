@@ -20,7 +20,7 @@ const minTokenLength = 12
 var (
 	// redactPathPattern matches the paths that internal/operate/admin supports.
 	redactPathPattern  = regexp.MustCompile(`^\$(?:\.\.?[A-Za-z0-9_-]+|\[(?:\*|[0-9]{1,9})\])+$`)
-	adminPrefixPattern = regexp.MustCompile(`^(?:/[A-Za-z0-9._~-]*[A-Za-z0-9_~-])+$`)
+	adminPrefixPattern = regexp.MustCompile("^" + pathForm + "$")
 	headerNamePattern  = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 )
 

@@ -16,7 +16,7 @@ type Config struct {
 	// Watcher is the name of the watcher. Processes with the same name and state database share one
 	// watcher, and one of them sends at a time. A new name starts a new watcher without a position.
 	// Letters, digits, dot, dash, underscore; at most 100 characters. Defaults to default.
-	Watcher string `yaml:"watcher"`
+	Watcher string `yaml:"watcher" form:"name"`
 	// Slots is the number of change streams. The ordering keys of the watcher are divided among them,
 	// and its processes share them. More than one is needed only if one stream is too slow. The number
 	// is fixed at the first start of the watcher: to change it, run outrelay reslice and then set it
@@ -106,10 +106,10 @@ type MongoDB struct {
 type State struct {
 	// Database is the name of the database, on the server of mongodb.uri. It may be a database that is watched,
 	// such as the application's own. Defaults to outrelay.
-	Database string `yaml:"database"`
+	Database string `yaml:"database" form:"database"`
 	// Prefix is the start of the names of all collections of outrelay. Collections with this prefix in the state
 	// database are never watched. Defaults to outrelay_.
-	Prefix string `yaml:"prefix"`
+	Prefix string `yaml:"prefix" form:"prefix"`
 }
 
 // Pattern returns the pattern of the collections of outrelay. They are never watched, even if the configuration
@@ -200,7 +200,7 @@ type Token struct {
 // last one.
 type OIDC struct {
 	// URL is the address of the token endpoint. Required.
-	URL string `yaml:"url"`
+	URL string `yaml:"url" form:"http"`
 	// ClientID is the client id of the relay. Required.
 	ClientID string `yaml:"client_id"`
 	// ClientSecret is the client secret of the relay. Prefer ${file:…} or ${env:…}. A file is read again for each request of a token, so it may be
@@ -267,7 +267,7 @@ type DeadLetters struct {
 type Consumers struct {
 	// Databases are the databases of services without an outbox of this watcher. Waiting messages, dead
 	// letters, inboxes and sagas are found in them and in the databases of the outboxes. Defaults to none.
-	Databases []string `yaml:"databases"`
+	Databases []string `yaml:"databases" form:"database"`
 }
 
 // Retry limits the attempts for an envelope whose record Kafka rejects. An outage does not use up attempts.
@@ -324,7 +324,7 @@ type Admin struct {
 	Listen string `yaml:"listen"`
 	// Prefix is the path below which a proxy serves the page and the API, such as /outrelay. The proxy may pass it
 	// on or remove it. Links on the page and redirects begin with it. Defaults to none.
-	Prefix string `yaml:"prefix"`
+	Prefix string `yaml:"prefix" form:"path"`
 	// Token is the bearer token of operators. In a browser, a person types it with a name of choice, which
 	// the audit log has as the actor. At least 12 characters. A reload changes it. Never printed. Defaults
 	// to none.
@@ -399,7 +399,7 @@ type OTel struct {
 	// Endpoint is the URL of an OTLP collector; /v1/traces and /v1/metrics are appended to its path. A
 	// user name and password in it are sent as basic authentication and never printed. Empty exports
 	// nothing. Defaults to empty.
-	Endpoint URI `yaml:"endpoint"`
+	Endpoint URI `yaml:"endpoint" form:"http"`
 	// Token is sent to the collector as a bearer token. Never printed. Defaults to none.
 	Token Secret `yaml:"token"`
 	// TLS names the files for an https endpoint. Unset uses the certificate authorities of the system.

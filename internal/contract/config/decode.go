@@ -268,7 +268,7 @@ func assignText(text string, given any, out reflect.Value, field field) error {
 	case durationType:
 		duration, err := ParseDuration(text)
 		if err != nil && text != "0" {
-			return errors.New("expected a duration such as 250ms, 5s, 24h or 7d")
+			return errors.New(forms["duration"].expected)
 		}
 		out.SetInt(int64(duration))
 		return nil
@@ -276,7 +276,7 @@ func assignText(text string, given any, out reflect.Value, field field) error {
 	case sizeType:
 		size, err := parseSize(text)
 		if err != nil {
-			return errors.New("expected a size such as 900KiB or 32MiB")
+			return errors.New(forms["size"].expected)
 		}
 		out.SetInt(int64(size))
 		return nil
@@ -284,7 +284,7 @@ func assignText(text string, given any, out reflect.Value, field field) error {
 	case startType:
 		start, err := parseStart(text)
 		if err != nil {
-			return errors.New("expected backlog, now or a time such as 2026-11-20T08:00:00Z")
+			return errors.New(forms["start"].expected)
 		}
 		out.Set(reflect.ValueOf(start))
 		return nil

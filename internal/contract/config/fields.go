@@ -28,20 +28,14 @@ type field struct {
 	goDoc string // Struct.Field, the key of its description
 }
 
-// forms are expressions that each valid value matches, for programs that check a configuration without loading it: editors and the chart. The
-// validation also checks everything that an expression cannot.
-var forms = map[string]string{
-	"namespace": namespaceForm,
-	"mongodb":   `mongodb(\+srv)?://.+`,
-	"broker":    `[^,@\s]+:[0-9]{1,5}`,
-	"topic":     `[A-Za-z0-9._*?-]+`,
-}
-
 func fieldsOf(goType reflect.Type) []field {
 	fields := make([]field, goType.NumField())
 	for i := range fields {
 		structField := goType.Field(i)
 		fields[i] = field{name: structField.Tag.Get("yaml"), index: i, typ: structField.Type, goDoc: goType.Name() + "." + structField.Name, form: structField.Tag.Get("form")}
+		if name, ok := formsOfTypes[structField.Type]; ok {
+			fields[i].form = name
+		}
 		switch choices := structField.Tag.Get("enum"); choices {
 		case "":
 		case "@sasl":

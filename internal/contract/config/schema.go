@@ -97,16 +97,29 @@ func describeKey(name, doc string) string {
 }
 
 // formSchema describes a text, or the texts of a list, of a form. One expression also has the references, because a message about two
-// alternatives would name neither.
-func formSchema(goType reflect.Type, form string) schema {
+// alternatives would name neither. Editors show patternErrorMessage in place of the expression.
+func formSchema(goType reflect.Type, form form) schema {
 	reference := referenceSchema()["pattern"].(string)
-	item := schema{"type": "string", "pattern": "^(" + form + ")?$|" + reference}
-	if goType.Kind() != reflect.Slice {
-		return item
+	describe := func(kind any, pattern string) schema {
+		return schema{"type": kind, "pattern": pattern + "|" + reference, "patternErrorMessage": form.expected}
 	}
-	// A list of words may be one text with commas.
-	list := schema{"type": "string", "pattern": `^(\s*(` + form + `)?\s*(,|$))*$|` + reference}
-	return schema{"type": []string{"array", "string"}, "items": item, "pattern": list["pattern"]}
+
+	item := describe("string", "^("+form.pattern+")$")
+	switch {
+	case goType.Kind() == reflect.Slice:
+		// A list of words may be one text with commas.
+		list := describe([]string{"array", "string"}, `^(\s*(`+form.pattern+`)\s*(,|$))*$`)
+		list["items"] = item
+		return list
+	case goType == durationType:
+		item["type"], item["minimum"], item["maximum"] = []string{"string", "integer"}, 0, 0
+	case goType == sizeType:
+		item["type"], item["minimum"] = []string{"string", "integer"}, 0
+	case goType == startType:
+		// Editors complete them.
+		item["examples"] = []string{"backlog", "now"}
+	}
+	return item
 }
 
 // referenceSchema describes a text with a reference in it.
@@ -114,24 +127,13 @@ func referenceSchema() schema {
 	return schema{"type": "string", "pattern": `\$\{(env|file):`}
 }
 
-// typeSchema describes the values of a type. The types that are parsed from a text have patterns.
+// typeSchema describes the values of a type.
 func (g generator) typeSchema(goType reflect.Type, enum []string) schema {
 	anyOf := func(schemas ...any) schema { return schema{"anyOf": schemas} }
-	pattern := func(expr string) schema { return schema{"type": "string", "pattern": expr} }
 
 	// References such as ${env:NAME} are allowed where a text is parsed of any type.
-	switch goType {
-	case secretType, uriType:
+	if goType == secretType || goType == uriType {
 		return schema{"type": "string"}
-	case durationType:
-		duration := pattern(`^([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$`)
-		return anyOf(duration, schema{"const": 0}, referenceSchema())
-	case sizeType:
-		size := pattern(`^[0-9]+(\.[0-9]+)? *(B|kB|KB|MB|GB|KiB|MiB|GiB)?$`)
-		return anyOf(size, schema{"type": "integer", "minimum": 0}, referenceSchema())
-	case startType:
-		date := pattern(`^[0-9]{4}-[0-9]{2}-[0-9]{2}`)
-		return anyOf(schema{"enum": []string{"backlog", "now"}}, date, referenceSchema())
 	}
 
 	switch goType.Kind() {

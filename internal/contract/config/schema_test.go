@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -199,7 +201,8 @@ func TestSchemaRejectsUnloadableConfigurations(t *testing.T) {
 	for i, text := range []string{
 		"kafka: {broker: [a:1]}", "lease: {ttl: 5}", "lease: {ttl: soon}", "limits: {memory: much}", "log: {level: loud}",
 		"topics: {rules: [{mach: {}}]}", "mongodb: {indexes: perhaps}", "watch: {a: b}", "watch: [outbox]", "watch: outbox", "watch: 'a.b, outbox'",
-		"topics: {allow: ['[']}", "start: yesterday", "http: 1",
+		"topics: {allow: ['[']}", "start: yesterday", "http: 1", "lease: {drain: ''}", "otel: {endpoint: 'collector:4318'}", "watcher: a b",
+		"state: {database: a.b}", "http: {admin: {prefix: ops}}", "consumers: {databases: ['a*']}", "limits: {memory: -1}",
 	} {
 		if err := s.Validate(parseYAML(t, text)); err == nil {
 			t.Errorf("%d: the schema accepts %s", i, text)
@@ -223,6 +226,36 @@ func TestSchemaRejectsUnusableAddresses(t *testing.T) {
 		}
 		if _, _, err := Load(writeConfig(t, text+"\n"), nil, nil); err == nil {
 			t.Errorf("Load accepts %s", text)
+		}
+	}
+}
+
+// The defaults comply with each form and range, so that the chart accepts them.
+func TestFormsAcceptTheDefaults(t *testing.T) {
+	t.Parallel()
+	found := Forms()
+	for path, want := range map[string]Range{
+		"lease.ttl": {"duration", 1, 300, false, "expected between 1s and 5m0s"}, "limits.envelope": {"size", 1024, 15 << 20, false, "expected between 1KiB and 15MiB"},
+		"retention": {"duration", 60, math.MaxInt64, true, "expected at least 1m0s, or 0 to keep envelopes forever"},
+		"slots":     {"number", 1, 64, false, "expected between 1 and 64"}, "http.admin.rate": {"number", 1, 10_000, false, "expected between 1 and 10000"},
+	} {
+		if got := found[path].Range; got == nil || *got != want {
+			t.Errorf("%s: %+v, want %+v", path, got, want)
+		}
+	}
+
+	var defaults map[string]any
+	if err := yaml.Unmarshal([]byte(Default().YAML()), &defaults); err != nil {
+		t.Fatal(err)
+	}
+	for path, form := range found {
+		var value any = defaults
+		for step := range strings.SplitSeq(path, ".") {
+			section, _ := value.(map[string]any)
+			value = section[step]
+		}
+		if text, ok := value.(string); ok && form.Pattern != "" && !regexp.MustCompile(form.Pattern).MatchString(text) {
+			t.Errorf("%s: the default %q does not match %s", path, text, form.Pattern)
 		}
 	}
 }

@@ -73,21 +73,19 @@ func databaseInURI(uri URI) string {
 }
 
 var (
-	namePattern      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
-	prefixPattern    = regexp.MustCompile(`^[A-Za-z0-9_-]{1,60}$`)
-	databasePattern  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
+	namePattern      = regexp.MustCompile("^" + nameForm + "$")
+	prefixPattern    = regexp.MustCompile("^" + prefixForm + "$")
+	databasePattern  = regexp.MustCompile("^" + databaseForm + "$")
 	namespacePattern = regexp.MustCompile("^" + namespaceForm + "$")
 )
 
-// namespaceForm is database.collection, with * and ?.
-const namespaceForm = `[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}`
-
 // validate adds a problem for each invalid value. A value that could not be decoded has a problem
 // already and is not checked.
-func (c *Config) validate(problems *Problems) {
-	validator := validator{problems}
+func (c *Config) validate(problems *Problems) { c.validateAll(validator{problems, nil}) }
+
+func (c *Config) validateAll(validator validator) {
 	validator.checkWords(reflect.ValueOf(c).Elem(), "")
-	const expectedName = "expected letters, digits, dot, dash, underscore; at most 100"
+	expectedName := forms["name"].expected
 	validator.check("watcher", namePattern.MatchString(c.Watcher), strconv.Quote(c.Watcher), expectedName)
 	validator.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
 
@@ -103,7 +101,10 @@ func (c *Config) validate(problems *Problems) {
 	c.validatePurge(validator)
 }
 
-type validator struct{ *Problems }
+type validator struct {
+	*Problems
+	ranges map[string]Range // collects the ranges by the path of their key, if it is not nil
+}
 
 // checkWords checks the keys below section that have a list of allowed words.
 func (v validator) checkWords(section reflect.Value, prefix string) {
@@ -164,14 +165,14 @@ func (c *Config) validateMongo(validator validator) {
 			"transactions and the oplog, which "+product+" does not have")
 	}
 	validator.check("state.database", databasePattern.MatchString(c.State.Database), strconv.Quote(c.State.Database),
-		"expected the name of a database")
+		forms["database"].expected)
 	validator.check("state.prefix", prefixPattern.MatchString(c.State.Prefix), strconv.Quote(c.State.Prefix),
-		"expected 1 to 60 letters, digits, _ or -, such as outrelay_")
+		forms["prefix"].expected)
 	validator.checkTLS("mongodb.tls", mongoConfig.TLS)
 
 	for i, ns := range c.Watch {
 		path := fmt.Sprintf("watch[%d]", i)
-		validator.check(path, namespacePattern.MatchString(ns), strconv.Quote(ns), "expected database.collection; * and ? are allowed")
+		validator.check(path, namespacePattern.MatchString(ns), strconv.Quote(ns), forms["namespace"].expected)
 
 		database, collection, _ := strings.Cut(ns, ".")
 		validator.check(path, database != c.State.Database || !strings.HasPrefix(collection, c.State.Prefix), strconv.Quote(ns),
@@ -181,7 +182,7 @@ func (c *Config) validateMongo(validator validator) {
 
 	for i, name := range c.Consumers.Databases {
 		validator.check(fmt.Sprintf("consumers.databases[%d]", i), databasePattern.MatchString(name), strconv.Quote(name),
-			"expected the name of a database, without a pattern")
+			forms["database"].expected)
 	}
 }
 
@@ -189,7 +190,7 @@ func (c *Config) validateMongo(validator validator) {
 func findURIProblem(uri URI) (found, allowed string) {
 	clean, hadLogin := uri.withoutLogin()
 	if !strings.HasPrefix(clean, "mongodb://") && !strings.HasPrefix(clean, "mongodb+srv://") {
-		return "found a text that is not a connection string", "expected mongodb://… or mongodb+srv://…"
+		return "found a text that is not a connection string", forms["mongodb"].expected
 	}
 
 	// No part of such a login is safe to show: the driver takes the end of a password for a host.
@@ -226,7 +227,7 @@ func (c *Config) validateKafka(validator validator) {
 	validator.require("kafka.brokers", len(kafka.Brokers) == 0, "set at least one host:port")
 	for i, b := range kafka.Brokers {
 		valid := isHostPort(b) && !strings.Contains(b, "@") && !strings.HasPrefix(b, ":")
-		validator.check(fmt.Sprintf("kafka.brokers[%d]", i), valid, quoteBroker(b), "expected host:port")
+		validator.check(fmt.Sprintf("kafka.brokers[%d]", i), valid, quoteBroker(b), forms["broker"].expected)
 	}
 
 	validator.checkTLS("kafka.tls", kafka.TLS)
@@ -371,6 +372,9 @@ func (c *Config) validateTimes(validator validator) {
 // kept forever.
 const minRetention = time.Minute
 
+// maxRecord is the largest limits.record.
+const maxRecord = 32 * MiB
+
 func (c *Config) validatePurge(validator validator) {
 	validator.checkRetention("retention", c.Retention, "to keep envelopes forever")
 	validator.checkRetention("dead_letters.expire", c.DeadLetters.Expire, "to keep dead letters forever")
@@ -388,14 +392,9 @@ func (c *Config) validatePurge(validator validator) {
 	validator.checkDuration("purge.interval", c.Purge.Interval, 100*time.Millisecond, 24*time.Hour)
 }
 
-// checkRetention checks a time of which 0 has the meaning zero.
-func (v validator) checkRetention(path string, retention time.Duration, zero string) {
-	v.check(path, retention == 0 || retention >= minRetention, retention.String(), "expected at least "+minRetention.String()+", or 0 "+zero)
-}
-
 func (c *Config) validateLimits(validator validator) {
 	validator.checkSize("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
-	validator.checkSize("limits.record", c.Limits.Record, 64*KiB, 32*MiB)
+	validator.checkSize("limits.record", c.Limits.Record, 64*KiB, maxRecord)
 	validator.checkSize("limits.envelope", c.Limits.Envelope, KiB, min(15*MiB, c.Limits.Record))
 	validator.checkNumber("limits.tickets", c.Limits.Tickets, 1000, 200_000)
 }
@@ -412,7 +411,7 @@ func (c *Config) validateOTel(validator validator) {
 	if !otel.Endpoint.IsZero() {
 		address, err := url.Parse(otel.Endpoint.Reveal())
 		valid := err == nil && (address.Scheme == "http" || address.Scheme == "https") && address.Host != ""
-		validator.check("otel.endpoint", valid, otel.Endpoint.String(), "expected http://… or https://…")
+		validator.check("otel.endpoint", valid, otel.Endpoint.String(), forms["http"].expected)
 	}
 	validator.checkTLS("otel.tls", otel.TLS)
 	validator.checkNumber("otel.sample_percent", otel.SamplePercent, 0, 100)
@@ -430,18 +429,6 @@ func isHostPort(address string) bool {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	return err == nil && n <= 65535
-}
-
-func (v validator) checkDuration(path string, duration, low, high time.Duration) {
-	v.check(path, duration >= low && duration <= high, duration.String(), "expected between "+low.String()+" and "+high.String())
-}
-
-func (v validator) checkSize(path string, size, low, high Size) {
-	v.check(path, size >= low && size <= high, size.String(), "expected between "+low.String()+" and "+high.String())
-}
-
-func (v validator) checkNumber(path string, n, low, high int) {
-	v.check(path, n >= low && n <= high, strconv.Itoa(n), fmt.Sprintf("expected between %d and %d", low, high))
 }
 
 // checkTLS adds the problems of the files of tlsConfig.

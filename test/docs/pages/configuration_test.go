@@ -22,6 +22,7 @@ type property struct {
 	Default     any                 `json:"default"`
 	Enum        []string            `json:"enum"`
 	AnyOf       []property          `json:"anyOf"`
+	Examples    []string            `json:"examples"`
 	Items       *property           `json:"items"`
 	Properties  map[string]property `json:"properties"`
 }
@@ -216,5 +217,5 @@ func listValues(p property) []string {
 			return c.Enum
 		}
 	}
-	return nil
+	return p.Examples
 }

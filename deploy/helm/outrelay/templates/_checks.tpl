@@ -10,6 +10,10 @@ has checked names and types before.
 {{- $hasAdmin := not (kindIs "invalid" $http.admin) -}}
 {{- $problems := list -}}
 
+{{- with include "outrelay.formProblems" . | trim -}}
+{{- $problems = splitList "\n" . -}}
+{{- end -}}
+
 {{- /* The image. */ -}}
 {{- if not .Values.image.repository -}}
 {{- $problems = append $problems "image.repository is required: there is no released image yet; build it with the Dockerfile, push it to your registry, and set the repository (docs/operate/kubernetes.md)" -}}

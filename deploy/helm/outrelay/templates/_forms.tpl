@@ -1,0 +1,68 @@
+{{- /*
+outrelay.formProblems lists the values whose text has another form than expected, and those outside of their range, one per line. Helm would
+report the expression of a schema, without an example. files/forms.json has the forms of the configuration.
+*/ -}}
+{{- define "outrelay.formProblems" -}}
+{{- $config := .Values.config -}}
+{{- range $path, $form := .Files.Get "files/forms.json" | fromJson -}}
+{{- $value := $config -}}
+{{- range splitList "." $path -}}
+{{- $value = index ($value | default dict) . -}}
+{{- end -}}
+{{- include "outrelay.formProblem" (dict "path" (printf "config.%s" $path) "value" $value "pattern" $form.pattern "expected" $form.expected "range" $form.range) -}}
+{{- end -}}
+
+{{- $name := "^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$" -}}
+{{- $expectedName := "expected at most 53 lower-case letters, digits and dashes; a dash only between them" -}}
+{{- $directory := dict "pattern" "^/" "expected" "expected a path that begins with /" -}}
+{{- range list
+  (dict "path" "image.tag" "value" .Values.image.tag "pattern" "^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$" "expected" "expected letters, digits, dot, dash, underscore; at most 128")
+  (dict "path" "image.digest" "value" .Values.image.digest "pattern" "^(sha256:[0-9a-f]{64})?$" "expected" "expected sha256: and 64 hexadecimal digits")
+  (dict "path" "fullnameOverride" "value" .Values.fullnameOverride "pattern" $name "expected" $expectedName)
+  (dict "path" "nameOverride" "value" .Values.nameOverride "pattern" $name "expected" $expectedName)
+  (dict "path" "secrets" "value" .Values.secrets "pattern" "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$" "expected" "expected the name of a Secret: lower-case letters, digits, dash, dot")
+  (dict "path" "injectedPaths" "value" .Values.injectedPaths | merge $directory)
+  (dict "path" "serviceMonitor.interval" "value" .Values.serviceMonitor.interval "pattern" "^([0-9]+(ms|s|m|h))+$" "expected" "expected a duration such as 15s")
+  (dict "path" "podDisruptionBudget.maxUnavailable" "value" .Values.podDisruptionBudget.maxUnavailable "pattern" "^[0-9]+%?$" "expected" "expected a number such as 1, or a share such as 50%")
+  (dict "path" "keda.prometheus" "value" .Values.keda.prometheus "pattern" "^(https?://[^/].*)?$" "expected" "expected an address such as http://prometheus-operated.monitoring:9090")
+  (dict "path" "keda.lagSeconds" "value" .Values.keda.lagSeconds "pattern" "^[0-9]+(\\.[0-9]+)?$" "expected" "expected a number of seconds in quotes, such as \"30\"")
+-}}
+{{- include "outrelay.formProblem" . -}}
+{{- end -}}
+{{- range $i, $mount := .Values.extraVolumeMounts -}}
+{{- include "outrelay.formProblem" (dict "path" (printf "extraVolumeMounts[%d].mountPath" $i) "value" $mount.mountPath | merge $directory) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* outrelay.formProblem returns a line for each text of .value that does not match .pattern or is not in .range. */ -}}
+{{- define "outrelay.formProblem" -}}
+{{- $items := list .value -}}
+{{- $isList := kindIs "slice" .value -}}
+{{- if $isList -}}
+{{- $items = .value -}}
+{{- else if and (kindIs "string" .value) (has .path (list "config.watch" "config.kafka.brokers" "config.topics.allow" "config.consumers.databases")) -}}
+{{- $items = regexSplit " *, *" (trim .value) -1 -}}
+{{- end -}}
+{{- range $i, $item := $items -}}
+{{- $text := toString $item -}}
+{{- if kindIs "float64" $item -}}{{- $text = printf "%.0f" $item -}}{{- end -}}
+{{- $expected := "" -}}
+{{- if and $.pattern (not (regexMatch $.pattern $text)) -}}
+{{- $expected = $.expected -}}
+{{- else if $.range -}}
+{{- $number := include (get (dict "duration" "outrelay.seconds" "size" "outrelay.bytes" "number" "outrelay.number") $.range.kind) $item | float64 -}}
+{{- if and (or (lt $number $.range.low) (gt $number $.range.high)) (not (and $.range.zero (eq $number 0.0))) -}}
+{{- $expected = $.range.expected -}}
+{{- end -}}
+{{- end -}}
+{{- /* A key without a value has its default. */ -}}
+{{- if and $expected (not (kindIs "invalid" $item)) (not (contains "${" $text)) -}}
+{{- $found := contains "@" $text | ternary "a text with an @" (printf "%q" $text) -}}
+{{- printf "%s%s: found %s; %s\n" $.path ($isList | ternary (printf "[%d]" $i) "") $found $expected -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "outrelay.number" -}}
+{{- kindIs "float64" . | ternary (printf "%.0f" .) (toString .) -}}
+{{- end -}}
