@@ -152,6 +152,9 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 			t.Errorf("%v: %q", args, text)
 		}
 	}
+	if text := g.runCommand(exitConfig, nil, "dead", "list", "--class", "nope"); strings.Count(text, "malformed") != 1 || !strings.Contains(text, "panic") {
+		t.Errorf("the classes of relay and handlers are not listed once: %q", text)
+	}
 }
 
 func TestDeadLettersAreRequeued(t *testing.T) {

@@ -100,18 +100,21 @@ func writeGroup(out io.Writer, group admin.Group) {
 		fmt.Fprintln(out, sanitizeLine(note))
 	}
 
-	clients := map[string]string{}
-	fmt.Fprintln(out)
-	writeList(out, "no member runs", "MEMBER\tCLIENT\tHOST\tPARTITIONS", group.Members, func(member admin.GroupMember) cells {
-		clients[member.ID] = member.ClientID + "@" + member.Host
-		return cells{member.ID, member.ClientID, member.Host, member.Partitions}
-	})
+	names := map[string]string{}
+	// The note above has a group without members.
+	if len(group.Members) > 0 {
+		fmt.Fprintln(out)
+		writeTable(out, "MEMBER\tCLIENT\tHOST\tPARTITIONS", group.Members, func(member admin.GroupMember) cells {
+			names[member.ID] = member.Name()
+			return cells{member.Name(), member.ClientID, member.Host, member.Partitions}
+		})
+	}
 
 	fmt.Fprintln(out)
 	writeList(out, "the group has read no partition", "TOPIC\tPARTITION\tCOMMITTED\tEND\tLAG\tREAD BY", group.Partitions, func(partition admin.GroupPartition) cells {
 		return cells{
 			partition.Topic, partition.Partition, formatOffset(partition.Committed), formatOffset(partition.End), formatOffset(partition.Lag),
-			clients[partition.Member],
+			names[partition.Member],
 		}
 	})
 

@@ -9,6 +9,29 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
+// A group without members is described once, and the id of a member does not repeat that of its client.
+func TestAGroupIsWrittenWithoutRepeats(t *testing.T) {
+	t.Parallel()
+	const library = "report@vm (github.com/segmentio/kafka-go)"
+	committed := int64(3)
+	partition := admin.GroupPartition{Topic: "orders", Committed: &committed}
+	var out strings.Builder
+	writeGroup(&out, admin.Group{Group: "g", State: "Empty", Partitions: []admin.GroupPartition{partition}})
+	if strings.Count(out.String(), "no member runs") != 1 || !strings.Contains(out.String(), "orders") {
+		t.Errorf("an empty group:\n%s", out.String())
+	}
+
+	out.Reset()
+	partition.Member = library + "-0b1c"
+	writeGroup(&out, admin.Group{
+		Group: "g", State: "Stable", Partitions: []admin.GroupPartition{partition},
+		Members: []admin.GroupMember{{ID: partition.Member, ClientID: library, Host: "10.0.0.7"}, {ID: "one-99", Instance: "one", ClientID: "other", Host: "10.0.0.8"}},
+	})
+	if strings.Count(out.String(), library) != 1 || strings.Count(out.String(), "0b1c") != 2 || strings.Contains(out.String(), "one-99") {
+		t.Errorf("a group with members:\n%s", out.String())
+	}
+}
+
 func TestGroupsAreShownWithMembersLagAndStops(t *testing.T) {
 	t.Parallel()
 	c := newClinic(t)
@@ -44,7 +67,7 @@ func TestGroupsAreShownWithMembersLagAndStops(t *testing.T) {
 		return slices.ContainsFunc(group.Handlers, func(h admin.GroupHandler) bool { return h.Handler == "report" && h.Paused == 1 })
 	})
 	text := c.runCommand(0, nil, "groups", "show", c.group)
-	for _, want := range []string{"report paused in 1 member", c.topic, "invoice", group.Members[0].ID} {
+	for _, want := range []string{"report paused in 1 member", c.topic, "invoice", group.Members[0].Name()} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in:\n%s", want, text)
 		}

@@ -14,7 +14,12 @@ type deadKinds struct{ relay, handlers bool }
 
 // kindsOf returns the kinds of letters that filter may match. A condition that only one kind can fulfill selects that kind.
 func (l Letters) kindsOf(ctx context.Context, filter DeadFilter) (deadKinds, error) {
-	all := append(Classes(), HandlerClasses()...)
+	all := Classes()
+	for _, class := range HandlerClasses() {
+		if !slices.Contains(all, class) {
+			all = append(all, class)
+		}
+	}
 	if err := filter.checkValues(all); err != nil {
 		return deadKinds{}, err
 	}

@@ -52,6 +52,11 @@ type GroupMember struct {
 	Partitions int    `json:"partitions"`
 }
 
+// Name returns the name of a static member. That of another member is its id without the id of its client, with which it begins.
+func (m GroupMember) Name() string {
+	return cmp.Or(m.Instance, strings.TrimPrefix(m.ID, m.ClientID+"-"))
+}
+
 // GroupPartition is a partition that a group reads.
 type GroupPartition struct {
 	Topic     string `json:"topic"`

@@ -62,7 +62,7 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 	}
 	// The helper sets the message aside an hour after its first failure.
 	isRetry := func(problem admin.Problem) bool {
-		return problem.Kind == problems.HandlerRetries && problem.Count == 1 && strings.HasPrefix(problem.Detail, "ship of group g for 1h")
+		return problem.Kind == problems.HandlerRetries && problem.Count == 1 && strings.HasPrefix(problem.Detail, "handler ship of group g for 1h")
 	}
 	if !slices.ContainsFunc(overview.Problems, isRetry) {
 		t.Errorf("no problem of the handler: %+v", overview.Problems)

@@ -258,7 +258,7 @@ func (l *list) addNodes() {
 
 	watcher := l.facts.Watcher
 	live := 0
-	var silent []string
+	var silent, silentFor []string
 	var silentSince *time.Time
 	for i := range l.facts.Nodes {
 		node := &l.facts.Nodes[i]
@@ -267,6 +267,7 @@ func (l *list) addNodes() {
 		}
 		if !node.Alive(nodes.StaleAfter) {
 			silent = append(silent, node.Node)
+			silentFor = append(silentFor, fmt.Sprintf("%s for %s", node.Node, node.Age().Truncate(time.Second)))
 			if seen := node.SeenAt.UTC(); silentSince == nil || seen.Before(*silentSince) {
 				silentSince = &seen
 			}
@@ -309,11 +310,15 @@ func (l *list) addNodes() {
 		})
 	}
 	if len(silent) > 0 {
-		l.addProblem(Problem{
+		problem := Problem{
 			Kind: NodeStale, Severity: Warn, Watcher: watcher, Object: watcher, Title: "Nodes of " + watcher + " send no heartbeat",
-			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: joinNames(silent),
+			Since: silentSince, Count: int64(len(silent)), Unit: "nodes", Detail: "no heartbeat from " + strings.Join(silentFor, ", "),
 			Fix: "start it again, or run outrelay nodes remove " + silent[0] + " if it is gone permanently",
-		})
+		}
+		if len(silent) > 1 {
+			problem.Fix = "start them again, or run outrelay nodes remove for each that is gone permanently: " + strings.Join(silent, ", ")
+		}
+		l.addProblem(problem)
 	}
 }
 
@@ -364,7 +369,7 @@ func (l *list) addRetries() {
 			continue
 		}
 		problem.Count += retry.Messages
-		names = append(names, fmt.Sprintf("%s of group %s for %s", retry.Handler, retry.Group, age.Truncate(time.Minute)))
+		names = append(names, fmt.Sprintf("handler %s of group %s for %s", retry.Handler, retry.Group, age.Truncate(time.Minute)))
 		if problem.Since == nil || retry.Since.Before(*problem.Since) {
 			problem.Since = &retry.Since
 		}

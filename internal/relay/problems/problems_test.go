@@ -133,6 +133,33 @@ func TestFactsAndTheirProblems(t *testing.T) {
 	}
 }
 
+// The problem has the age of each node, and its fix names all of them. No name is at the begin of a sentence, where the page would change
+// its first letter.
+func TestSilentNodesAreNamedWithTheirAge(t *testing.T) {
+	t.Parallel()
+	silent := func(name string, age time.Duration) nodes.Node {
+		return nodes.Node{Node: name, Watchers: []string{"orders"}, AgeMS: age.Milliseconds(), SeenAt: now.Add(-age)}
+	}
+	first, second := silent("vm-ad28", 90*time.Second), silent("vm-d466", 447*time.Second)
+
+	for _, c := range []struct {
+		nodes       []nodes.Node
+		detail, fix string
+	}{
+		{[]nodes.Node{first}, "no heartbeat from vm-ad28 for 1m30s", "start it again, or run outrelay nodes remove vm-ad28 if it is gone permanently"},
+		{
+			[]nodes.Node{first, second},
+			"no heartbeat from vm-ad28 for 1m30s, vm-d466 for 7m27s",
+			"start them again, or run outrelay nodes remove for each that is gone permanently: vm-ad28, vm-d466",
+		},
+	} {
+		list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{liveSlot(nil)}, Nodes: append([]nodes.Node{liveNode("n1"), liveNode("n2")}, c.nodes...)})
+		if len(list) != 1 || list[0].Detail != c.detail || list[0].Fix != c.fix || list[0].Count != int64(len(c.nodes)) {
+			t.Errorf("%+v, want %q, %q", list, c.detail, c.fix)
+		}
+	}
+}
+
 // The number of waiting events is that of the store, which also has the events after them.
 func TestATopicCountsWhatWaits(t *testing.T) {
 	t.Parallel()
@@ -232,7 +259,7 @@ func TestDetailsOfProblemsNameEveryCause(t *testing.T) {
 		}, []string{"2 of the relay, 3 of handlers, neither requeued nor discarded; 120 new within 60s"}},
 		"two handlers": {Facts{Retries: []Retry{
 			{Group: "shop", Handler: "invoice", Messages: 3, Since: *ago(125 * time.Minute)}, {Group: "shop", Handler: "mail", Messages: 1, Since: *ago(time.Hour)},
-		}}, []string{"invoice of group shop for 2h5m0s, mail of group shop for 1h0m0s"}},
+		}}, []string{"handler invoice of group shop for 2h5m0s, handler mail of group shop for 1h0m0s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
