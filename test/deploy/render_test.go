@@ -210,6 +210,17 @@ func TestChartRendersRightValues(t *testing.T) {
 		"long drain":         {values: `{terminationGracePeriodSeconds: 90, config: {lease: {drain: 1m, ttl: 10s}}}`, port: 9464},
 		"much memory":        {values: `{resources: {limits: {memory: 1Gi}}, config: {limits: {memory: 512MiB}}}`, port: 9464},
 		"memory of no limit": {values: `{resources: {limits: null}, config: {limits: {memory: 2GiB}}}`, port: 9464},
+		"all forms": {
+			values: `{config: {retention: 0, start: 2026-11-20, lease: {ttl: 1m, renew: 1.5s, drain: 0}, limits: {memory: 33554432, record: 2 MiB}, watch: "shop.outbox, tenant_*.outbox",
+				kafka: {brokers: "k1:9092,", compression: lz4}, tasks: "relay, cleaner", dead_letters: {expire: 30d}}, terminationGracePeriodSeconds: 61}`,
+			port: 9464,
+		},
+		"amounts and labels": {
+			values: `{resources: {requests: {cpu: 0.5, memory: 1.5e8}, limits: {cpu: 2, memory: 0.5Gi, ephemeral-storage: 1Gi, example.com/x: 1}}, podLabels: {example.com/team: a_b.c, empty: ""},
+				nodeSelector: {kubernetes.io/arch: amd64}, podAnnotations: {a: "any text"}, tolerations: [{operator: Exists}], affinity: {podAntiAffinity: {}}, priorityClassName: high.a-1}`,
+			port: 9464,
+		},
+		"half may be away": {values: `{replicas: 4, podDisruptionBudget: {enabled: true, maxUnavailable: "50%"}}`, port: 9464, objects: []string{"PodDisruptionBudget/outrelay"}},
 		"everything": {
 			file: "all-values.yaml", port: 8080, admin: 8081,
 			mounts: []string{"outrelay", "outrelay-admin", "mongodb-ca", "kafka-ca"},

@@ -32,7 +32,7 @@ type Config struct {
 	// purges while the process is the owner. admin serves the page and the API if http.admin is set. A
 	// process without relay only serves the page and the API. A process without cleaner leaves the
 	// purge to the next owner. Defaults to relay, cleaner, admin.
-	Tasks   []string `yaml:"tasks"`
+	Tasks   []string `yaml:"tasks" form:"task"`
 	MongoDB MongoDB  `yaml:"mongodb"`
 	State   State    `yaml:"state"`
 	// Watch lists the outbox collections as database.collection. * matches any characters and ? matches

@@ -5,6 +5,7 @@ import (
 	"math"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -27,14 +28,15 @@ const (
 
 // forms are the forms by the name in the tag of a field, or of its type.
 var forms = map[string]form{
-	"namespace": {"(" + namespaceForm + ")?", "expected database.collection; * and ? are allowed"},
+	"namespace": {namespaceForm, "expected database.collection; * and ? are allowed"},
 	"name":      {nameForm, "expected letters, digits, dot, dash, underscore; at most 100"},
 	"database":  {databaseForm, "expected the name of a database, without a pattern"},
 	"prefix":    {prefixForm, "expected 1 to 60 letters, digits, _ or -, such as outrelay_"},
 	"path":      {"(" + pathForm + ")?", PrefixRule},
 	"mongodb":   {`(mongodb(\+srv)?://.+)?`, "expected mongodb://… or mongodb+srv://…"},
-	"broker":    {`([^,@\s]+:[0-9]{1,5})?`, "expected host:port"},
-	"topic":     {`[A-Za-z0-9._*?-]*`, "expected letters, digits, dot, dash, underscore; * and ? are allowed"},
+	"broker":    {`[^,@\s]+:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5]?[0-9]{1,4})`, "expected host:port"},
+	"topic":     {`[A-Za-z0-9._*?-]+`, "expected letters, digits, dot, dash, underscore; * and ? are allowed"},
+	"task":      {strings.Join(allTasks, "|"), "expected one of " + strings.Join(allTasks, ", ")},
 	"http":      {`(https?://[^/].*)?`, "expected http://… or https://…"},
 	"duration":  {`0|[0-9]+d|([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+`, "expected a duration such as 250ms, 5s, 24h or 7d"},
 	"size":      {`[0-9]+(\.[0-9]+)? *(B|kB|KB|MB|GB|KiB|MiB|GiB)?`, "expected a size such as 900KiB or 32MiB"},

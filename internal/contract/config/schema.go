@@ -108,7 +108,7 @@ func formSchema(goType reflect.Type, form form) schema {
 	switch {
 	case goType.Kind() == reflect.Slice:
 		// A list of words may be one text with commas.
-		list := describe([]string{"array", "string"}, `^(\s*(`+form.pattern+`)\s*(,|$))*$`)
+		list := describe([]string{"array", "string"}, `^(\s*(`+form.pattern+`)?\s*(,|$))*$`)
 		list["items"] = item
 		return list
 	case goType == durationType:

@@ -24,7 +24,7 @@ func (c *Config) validateTasks(validator validator) {
 	for i, r := range c.Tasks {
 		known := slices.Contains(allTasks, r)
 		allKnown = allKnown && known
-		validator.check(fmt.Sprintf("tasks[%d]", i), known, strconv.Quote(r), "expected one of "+strings.Join(allTasks, ", "))
+		validator.check(fmt.Sprintf("tasks[%d]", i), known, strconv.Quote(r), forms["task"].expected)
 	}
 
 	// If a task is unknown, that problem is enough.

@@ -20,8 +20,22 @@ has checked names and types before.
 {{- else if regexMatch "@|:[^/]*$" .Values.image.repository -}}
 {{- $problems = append $problems (printf "image.repository: found %q; expected a name without tag and digest: set image.tag or image.digest" .Values.image.repository) -}}
 {{- end -}}
+{{- with .Values.image.repository -}}
+{{- if not (regexMatch "^([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*(@.*|:[^/]*)?$" .) -}}
+{{- $problems = append $problems (printf "image.repository: found %q; expected a name such as registry.example.com/outrelay: lower case, and without https://" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.image.tag) (not .Values.image.digest) -}}
 {{- $problems = append $problems "image.tag is required, or image.digest: set it to that of the pushed image" -}}
+{{- end -}}
+
+{{- /* The services have this name, also with an ending. */ -}}
+{{- $fullname := include "outrelay.fullname" . -}}
+{{- if not (regexMatch "^[a-z]" $fullname) -}}
+{{- $problems = append $problems (printf "the name of the services, %s, does not begin with a letter; set fullnameOverride" $fullname) -}}
+{{- end -}}
+{{- if and .Values.admin.enabled (gt (len $fullname) 57) -}}
+{{- $problems = append $problems (printf "the name of a service, %s-admin, is longer than 63 characters; set fullnameOverride" $fullname) -}}
 {{- end -}}
 
 {{- /* Keys that the schema does not require, because variables could set them elsewhere. */ -}}
@@ -47,11 +61,16 @@ has checked names and types before.
 {{- end -}}
 {{- end -}}
 {{- $adminListen := include "outrelay.adminListen" . -}}
-{{- if .Values.admin.enabled -}}
-{{- $tasks := $config.tasks | default (list "admin") -}}
-{{- if kindIs "string" $tasks -}}
-{{- $tasks = regexSplit " *, *" $tasks -1 -}}
+{{- $tasks := list "relay" "admin" -}}
+{{- if kindIs "slice" $config.tasks -}}
+{{- $tasks = $config.tasks -}}
+{{- else if $config.tasks -}}
+{{- $tasks = regexSplit " *, *" $config.tasks -1 -}}
 {{- end -}}
+{{- if not (or (has "relay" $tasks) (and (has "admin" $tasks) $hasAdmin) (contains "${" (toString $tasks))) -}}
+{{- $problems = append $problems "config.tasks: the pods would do nothing; expected relay, or admin with config.http.admin" -}}
+{{- end -}}
+{{- if .Values.admin.enabled -}}
 {{- if not $hasAdmin -}}
 {{- $problems = append $problems "admin.enabled needs config.http.admin: without it, no page and no API is served; set its listen (0.0.0.0:9465) and a login, such as its token" -}}
 {{- else if not (has "admin" $tasks) -}}
@@ -67,8 +86,44 @@ has checked names and types before.
 {{- $problems = append $problems (printf "config.http.admin.listen: found %q; it needs another port than config.http.listen (%s)" $adminListen $listen) -}}
 {{- end -}}
 {{- $login := or $admin.token $admin.viewer_token $admin.proxy (dig "client_ca" "" ($admin.tls | default dict)) -}}
+{{- if and (ne ($admin.anonymous | default "none") "none") (not (regexMatch "^(127\\..*|localhost|\\[::1\\]):|^off$" $adminListen)) -}}
+{{- $problems = append $problems (printf "config.http.admin.anonymous: found %v; only an address that is local to the pod may be open to all clients; set token, tls.client_ca or proxy" $admin.anonymous) -}}
+{{- end -}}
+{{- if and $admin.token (eq (toString $admin.token) (toString $admin.viewer_token)) -}}
+{{- $problems = append $problems "config.http.admin.viewer_token: it needs another key than token, because the token decides the role" -}}
+{{- end -}}
 {{- if and (not $login) (eq ($admin.anonymous | default "none") "none") -}}
 {{- $problems = append $problems "config.http.admin: no client can log in; set token, such as ${file:/run/secrets/outrelay/outrelay-admin/token}, tls.client_ca or proxy" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Logins and certificates that lack a part. */ -}}
+{{- $sasl := dig "sasl" dict ($config.kafka | default dict) | default dict -}}
+{{- if $sasl -}}
+{{- $needed := list -}}
+{{- if not $sasl.mechanism -}}
+{{- $needed = list "mechanism" -}}
+{{- else if or (hasPrefix "scram" $sasl.mechanism) (eq $sasl.mechanism "plain") -}}
+{{- $needed = list "username" "password" -}}
+{{- else if eq $sasl.mechanism "oauthbearer" -}}
+{{- $needed = list "token" -}}
+{{- else if eq $sasl.mechanism "aws_msk_iam" -}}
+{{- $needed = list "region" -}}
+{{- end -}}
+{{- range $needed -}}
+{{- if not (get $sasl .) -}}
+{{- $problems = append $problems (printf "config.kafka.sasl.%s is required%s" . (empty $sasl.mechanism | ternary "" (printf " for the mechanism %v" $sasl.mechanism))) -}}
+{{- end -}}
+{{- end -}}
+{{- $sources := pick ($sasl.token | default dict) "file" "command" "oidc" | keys -}}
+{{- if and $sasl.token (ne (len $sources) 1) -}}
+{{- $problems = append $problems (printf "config.kafka.sasl.token: found %d sources; set exactly one of file, command and oidc" (len $sources)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $path, $section := dict "mongodb" $config.mongodb "kafka" $config.kafka "otel" $config.otel "http.admin" $admin -}}
+{{- $tls := dig "tls" dict ($section | default dict) | default dict -}}
+{{- if ne (empty $tls.cert) (empty $tls.key) -}}
+{{- $problems = append $problems (printf "config.%s.tls.%s is required: a certificate and its private key belong together" $path (empty $tls.cert | ternary "cert" "key")) -}}
 {{- end -}}
 {{- end -}}
 
@@ -78,6 +133,12 @@ has checked names and types before.
 {{- range include "outrelay.texts" (dict "path" "config" "value" $config) | trim | splitList "\n" -}}
 {{- $at := . | fromJson -}}
 {{- $text := $at.text | default "" | replace "$${" "" -}}
+
+{{- range regexFindAll "\\$\\{[^}]*\\}?" $text -1 -}}
+{{- if not (regexMatch "^\\$\\{(env|file):[^}]+\\}$" .) -}}
+{{- $problems = append $problems (printf "%s: found %q; expected ${env:NAME} or ${file:/path}" $at.path .) -}}
+{{- end -}}
+{{- end -}}
 
 {{- $secret := regexMatch "^config\\.(kafka\\.sasl\\.password|kafka\\.sasl\\.token\\.oidc\\.client_secret|http\\.admin\\.(viewer_)?token|otel\\.token)$" ($at.path | default "") -}}
 {{- $login := and (has $at.path (list "config.mongodb.uri" "config.otel.endpoint")) (regexMatch "://[^$/]*@" $text) -}}
@@ -107,7 +168,15 @@ has checked names and types before.
 {{- end -}}
 
 {{- /* Additions to the pod must not replace parts of the chart. */ -}}
+{{- $names := list -}}
 {{- range .Values.extraEnv -}}
+{{- if has .name $names -}}
+{{- $problems = append $problems (printf "extraEnv: found %s twice; the last one would count" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- if and (hasKey . "value") (hasKey . "valueFrom") -}}
+{{- $problems = append $problems (printf "extraEnv: %s has value and valueFrom; keep one of them" .name) -}}
+{{- end -}}
 {{- if hasPrefix "OUTRELAY_" .name -}}
 {{- $problems = append $problems (printf "extraEnv: found %s; set its key in config, where the chart checks it; a secret belongs into a file: ${file:/run/secrets/outrelay/SECRET/KEY}" .name) -}}
 {{- else if has .name (list "POD_NAME" "POD_IP") -}}
@@ -129,9 +198,23 @@ has checked names and types before.
 {{- if regexMatch "^(config|secret-[0-9]+)$" (.name | default "") -}}
 {{- $problems = append $problems (printf "extraVolumes: the chart has a volume %s; choose another name" .name) -}}
 {{- end -}}
+{{- if has .name $volumes -}}
+{{- $problems = append $problems (printf "extraVolumes: found %s twice" .name) -}}
+{{- end -}}
+{{- if gt (len .) 2 -}}
+{{- $problems = append $problems (printf "extraVolumes: %s has several sources (%s); keep one of them" .name (omit . "name" | keys | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- $volumes = append $volumes .name -}}
 {{- end -}}
+{{- $mounts := list -}}
 {{- range .Values.extraVolumeMounts -}}
+{{- if has .mountPath $mounts -}}
+{{- $problems = append $problems (printf "extraVolumeMounts: found the path %s twice" .mountPath) -}}
+{{- end -}}
+{{- $mounts = append $mounts .mountPath -}}
+{{- if eq (clean .mountPath) "/" -}}
+{{- $problems = append $problems "extraVolumeMounts: found the path /, which hides the program; choose another path" -}}
+{{- end -}}
 {{- if not (has .name $volumes) -}}
 {{- $problems = append $problems (printf "extraVolumeMounts: extraVolumes has no volume %s" .name) -}}
 {{- end -}}
@@ -145,20 +228,43 @@ has checked names and types before.
 
 {{- /* Times and memory. */ -}}
 {{- $lease := $config.lease | default dict -}}
-{{- $drain := include "outrelay.seconds" ($lease.drain | default "10s") | float64 -}}
+{{- $drain := include "outrelay.seconds" (kindIs "invalid" $lease.drain | ternary "10s" $lease.drain) | float64 -}}
 {{- $ttl := include "outrelay.seconds" ($lease.ttl | default "5s") | float64 -}}
 {{- if le (float64 .Values.terminationGracePeriodSeconds) (addf $drain $ttl) -}}
 {{- $problems = append $problems (printf "terminationGracePeriodSeconds: found %d; Kubernetes would kill the process while it stops; expected more than config.lease.drain and config.lease.ttl together, %v s" (int .Values.terminationGracePeriodSeconds) (addf $drain $ttl)) -}}
 {{- end -}}
 {{- $limits := $config.limits | default dict -}}
+{{- $renew := include "outrelay.seconds" ($lease.renew | default "1s") | float64 -}}
+{{- if gt (mulf 3.0 $renew) $ttl -}}
+{{- $problems = append $problems (printf "config.lease.renew: found %v; expected at most a third of config.lease.ttl, %v" ($lease.renew | default "1s") ($lease.ttl | default "5s")) -}}
+{{- end -}}
+{{- $retry := $config.retry | default dict -}}
+{{- if lt (include "outrelay.seconds" ($retry.cap | default "5m") | float64) (include "outrelay.seconds" ($retry.base | default "200ms") | float64) -}}
+{{- $problems = append $problems (printf "config.retry.cap: found %v; expected at least config.retry.base, %v" ($retry.cap | default "5m") ($retry.base | default "200ms")) -}}
+{{- end -}}
 {{- $budget := include "outrelay.bytes" ($limits.memory | default "32MiB") | float64 -}}
 {{- $limit := include "outrelay.bytes" (dig "limits" "memory" "" .Values.resources) | float64 -}}
-{{- if and (gt $limit 0.0) (lt $limit (addf (mulf 1.5 $budget) 62914560.0)) -}}
+{{- if and (kindIs "float64" $config.slots) (not (contains "${" (toString $limits.memory))) -}}
+{{- if lt $budget (mulf 1048576.0 $config.slots) -}}
+{{- $problems = append $problems (printf "config.limits.memory: found %v; expected at least 1MiB for each of config.slots, %v" ($limits.memory | default "32MiB") $config.slots) -}}
+{{- end -}}
+{{- end -}}
+{{- $record := include "outrelay.bytes" ($limits.record | default "") | float64 -}}
+{{- if and (gt $record 0.0) (gt (include "outrelay.bytes" ($limits.envelope | default "900KiB") | float64) $record) -}}
+{{- $problems = append $problems (printf "config.limits.envelope: found %v; expected at most config.limits.record, %v" ($limits.envelope | default "900KiB") $limits.record) -}}
+{{- end -}}
+{{- $hasLimit := dig "limits" "memory" "" .Values.resources | toString -}}
+{{- if and $hasLimit (lt $limit (addf (mulf 1.5 $budget) 62914560.0)) -}}
 {{- $problems = append $problems (printf "resources.limits.memory: found %v; Kubernetes would kill the process at its usual size; expected at least 1.5 times config.limits.memory (%v) and 60Mi" (dig "limits" "memory" "" .Values.resources) ($limits.memory | default "32MiB")) -}}
 {{- end -}}
 {{- $request := include "outrelay.bytes" (dig "requests" "memory" "" .Values.resources) | float64 -}}
-{{- if and (gt $limit 0.0) (gt $request $limit) -}}
+{{- if and $hasLimit (gt $request $limit) -}}
 {{- $problems = append $problems (printf "resources.requests.memory: found %v; Kubernetes rejects a request above resources.limits.memory (%v)" (dig "requests" "memory" "" .Values.resources) (dig "limits" "memory" "" .Values.resources)) -}}
+{{- end -}}
+
+{{- $cpu := include "outrelay.bytes" (dig "limits" "cpu" "" .Values.resources) | float64 -}}
+{{- if and (dig "limits" "cpu" "" .Values.resources | toString) (gt (include "outrelay.bytes" (dig "requests" "cpu" "" .Values.resources) | float64) $cpu) -}}
+{{- $problems = append $problems (printf "resources.requests.cpu: found %v; Kubernetes rejects a request above resources.limits.cpu (%v)" (dig "requests" "cpu" "" .Values.resources) (dig "limits" "cpu" "" .Values.resources)) -}}
 {{- end -}}
 
 {{- /* Optional objects. */ -}}
@@ -185,7 +291,8 @@ has checked names and types before.
 {{- $most := toString .maxUnavailable -}}
 {{- if has $most (list "0" "0%") -}}
 {{- $problems = append $problems "podDisruptionBudget.maxUnavailable: found 0; no node with a pod could be drained; set it to 1" -}}
-{{- else if or (eq $most "100%") (and (regexMatch "^[0-9]+$" $most) (ge (int $most) $processes)) -}}
+{{- /* Kubernetes rounds a share up. */ -}}
+{{- else if or (and (hasSuffix "%" $most) (ge (ceil (divf (mulf (trimSuffix "%" $most | float64) (float64 $processes)) 100.0)) (float64 $processes))) (and (regexMatch "^[0-9]+$" $most) (ge (int $most) $processes)) -}}
 {{- $problems = append $problems (printf "podDisruptionBudget.maxUnavailable: found %s of %d processes; the budget protects none; set fewer, or more replicas" $most $processes) -}}
 {{- end -}}
 {{- end -}}
@@ -249,7 +356,7 @@ expected a port between 1024 and 65535: the pod has no right to open a lower one
 {{- if hasPrefix "/run/secrets/outrelay/" $file -}}
 {{- $parts := $file | trimPrefix "/run/secrets/outrelay/" | splitList "/" -}}
 {{- $name := first $parts -}}
-{{- if ne (len $parts) 2 -}}
+{{- if or (ne (len $parts) 2) (not (last $parts)) -}}
 found the file {{ $file }}; each secret has a directory: expected /run/secrets/outrelay/SECRET/KEY
 {{- else if not (has $name $values.secrets) -}}
 found the file {{ $file }}, but secrets does not list the secret {{ $name }}
@@ -285,13 +392,13 @@ the file {{ $file }} needs serviceAccount.automountToken
 {{- $total -}}
 {{- end -}}
 
-{{- /* outrelay.bytes returns a size of the configuration or of Kubernetes, such as 32MiB or 256Mi, in bytes. A text of another form counts as 0. */ -}}
+{{- /* outrelay.bytes returns a size of the configuration or an amount of Kubernetes, such as 32MiB, 256Mi or 250m, as a number. A text of another form counts as 0. */ -}}
 {{- define "outrelay.bytes" -}}
-{{- $units := dict "B" 1.0 "k" 1e3 "kB" 1e3 "KB" 1e3 "M" 1e6 "MB" 1e6 "G" 1e9 "GB" 1e9 "Ki" 1024.0 "KiB" 1024.0 "Mi" 1048576.0 "MiB" 1048576.0 "Gi" 1073741824.0 "GiB" 1073741824.0 -}}
+{{- $units := dict "B" 1.0 "m" 0.001 "k" 1e3 "kB" 1e3 "KB" 1e3 "M" 1e6 "MB" 1e6 "G" 1e9 "GB" 1e9 "Ki" 1024.0 "KiB" 1024.0 "Mi" 1048576.0 "MiB" 1048576.0 "Gi" 1073741824.0 "GiB" 1073741824.0 "T" 1e12 "Ti" 1099511627776.0 "P" 1e15 "Pi" 1125899906842624.0 "E" 1e18 "Ei" 1152921504606846976.0 -}}
 {{- $text := toString . -}}
 {{- if kindIs "float64" . -}}{{- $text = printf "%.0f" . -}}{{- end -}}
 {{- if regexMatch "^[0-9.]+ *[A-Za-z]*$" $text -}}
 {{- $unit := regexFind "[A-Za-z]+$" $text | default "B" -}}
-{{- printf "%.0f" (mulf (regexFind "^[0-9.]+" $text | float64) (get $units $unit | default 0.0)) -}}
+{{- printf "%.3f" (mulf (regexFind "^[0-9.]+" $text | float64) (get $units $unit | default 0.0)) -}}
 {{- else -}}0{{- end -}}
 {{- end -}}
