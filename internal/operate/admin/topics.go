@@ -66,6 +66,10 @@ type TopicFigures struct {
 	Dead          int64            `json:"dead"`             // letters of the relay that are not requeued
 	HandlerDead   int64            `json:"handler_dead"`     // letters of handlers that are not requeued
 	Recent        []int32          `json:"recent"`           // acked records of the last hour in 20 parts of three minutes, oldest first; empty if there were none
+	// RecentP50MS and RecentP99MS are the greatest latencies of a minute in each of these parts, also of several slots; empty if nothing was
+	// measured.
+	RecentP50MS []float64 `json:"recent_p50_ms"`
+	RecentP99MS []float64 `json:"recent_p99_ms"`
 
 	records int64 // of the last minute
 }
@@ -106,7 +110,7 @@ type topicRows map[string]*TopicFigures
 func (r topicRows) find(topic string) *TopicFigures {
 	figures := r[topic]
 	if figures == nil {
-		figures = &TopicFigures{Topic: topic, Recent: []int32{}}
+		figures = &TopicFigures{Topic: topic, Recent: []int32{}, RecentP50MS: []float64{}, RecentP99MS: []float64{}}
 		r[topic] = figures
 	}
 	return figures
@@ -134,6 +138,8 @@ func (l *TopicList) addReport(rows topicRows, report *activity.Report) {
 		// The greatest of the slots is an upper bound of the common percentile.
 		figures.P99MS = max(figures.P99MS, from.P99MS)
 		figures.addRecent(from.Recent)
+		figures.RecentP50MS = mergeLatencies(figures.RecentP50MS, from.RecentP50)
+		figures.RecentP99MS = mergeLatencies(figures.RecentP99MS, from.RecentP99)
 		if figures.LastAt == nil || from.LastAt.After(*figures.LastAt) {
 			at := from.LastAt.UTC()
 			figures.LastAt, figures.LastPartition, figures.LastOffset = &at, from.Partition, from.Offset
@@ -149,6 +155,17 @@ func (t *TopicFigures) addRecent(recent []int32) {
 	for i, n := range recent {
 		t.Recent[i] += n
 	}
+}
+
+// mergeLatencies returns the greatest of the milliseconds in list and the microseconds of another slot in each part of the last hour.
+func mergeLatencies(list []float64, recent []int32) []float64 {
+	if len(list) < len(recent) {
+		list = make([]float64, len(recent))
+	}
+	for i, us := range recent {
+		list[i] = max(list[i], float64(us)/1000)
+	}
+	return list
 }
 
 // countLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than

@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,11 +56,11 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	k.HandlerLetters = f.op.HandlerLetters
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	f.storeReport("orders/0of2", activity.Report{At: now, Others: activity.Others{Topics: 2, Rate: 1}, Topics: []activity.Topic{
-		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7, Recent: lastHour(30, 300)},
+		{Topic: "orders", Rate: 30, Bytes: 3000, P50MS: 1, P99MS: 8, Records: 300, LastAt: now.Add(-time.Second), Partition: 1, Offset: 7, Recent: lastHour(30, 300), RecentP50: lastHour(100, 1000), RecentP99: lastHour(200, 8000)},
 		{Topic: "quiet", LastAt: now.Add(-time.Hour), Offset: 3},
 	}})
 	f.storeReport("orders/1of2", activity.Report{At: now.Add(-time.Second), Topics: []activity.Topic{
-		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9, Recent: lastHour(10, 100)},
+		{Topic: "orders", Rate: 10, Bytes: 500, P50MS: 5, P99MS: 20, Records: 100, LastAt: now, Partition: 4, Offset: 9, Recent: lastHour(10, 100), RecentP50: lastHour(50, 5000), RecentP99: lastHour(100, 20_000)},
 	}})
 	f.insertWaiting(f.a, "1", "parked", "k1", "audit", "quiet")
 	f.moveToDead(f.a, record.RecordRejected, letterOf("dead1", planted))
@@ -82,6 +83,9 @@ func TestTopicsOfAWatcher(t *testing.T) {
 	// Between the report and the query, another part may have begun.
 	if total, last := sum(o.Recent), len(o.Recent)-1; last != 19 || total != 440 || o.Recent[last]+o.Recent[last-1] < 400 {
 		t.Errorf("records of the last hour: %v", o.Recent)
+	}
+	if p50, p99 := slices.Max(o.RecentP50MS), slices.Max(o.RecentP99MS); p50 != 5 || p99 != 20 || len(o.RecentP50MS) != 20 {
+		t.Errorf("latency of the last hour: p50 %v, p99 %v", o.RecentP50MS, o.RecentP99MS)
 	}
 	if q := topicOf(t, list, "quiet"); q.Waiting != 1 || q.OldestS < 50 || q.Rate != 0 || q.LastOffset != 3 {
 		t.Errorf("%+v", q)

@@ -953,6 +953,15 @@ func TestTablesHaveNoEmptyColumns(t *testing.T) {
 	if newSpark([]int32{0, 0}) != nil || newSpark(nil) != nil {
 		t.Error("no record has a chart")
 	}
+
+	chart = newLatencySpark([]float64{0, 1, 5}, []float64{0, 2, 20})
+	under, bars := []sparkBar{{5, 18, 2}, {10, 0, 20}}, []sparkBar{{5, 19, 1}, {10, 15, 5}}
+	if chart == nil || !slices.Equal(chart.Under, under) || !slices.Equal(chart.Bars, bars) || chart.Text != "p50 at most 5 ms and p99 at most 20 ms in a minute of the last 9" {
+		t.Errorf("latencies: %+v, want %v and %v", chart, under, bars)
+	}
+	if newLatencySpark(nil, nil) != nil || newLatencySpark([]float64{0}, []float64{0}) != nil {
+		t.Error("no latency has a chart")
+	}
 }
 
 // A column with the cause of a failure or of a wait has one heading. The cells repeat it for narrow screens.

@@ -18,7 +18,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
-	"github.com/outrelay/outrelay/internal/relay/activity"
 )
 
 // base is the path below which browsers reach the page: "" or, for example, /outrelay. Every address in the page comes from it:
@@ -158,6 +157,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"share":     formatShare,
 		"span":      formatSpan,
 		"spark":     newSpark,
+		"latencies": newLatencySpark,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
 		"title":     upperFirst,
@@ -259,40 +259,6 @@ func hasValue(field reflect.Value) bool {
 		}
 	}
 	return false
-}
-
-// spark is a small chart of bars, oldest first.
-type spark struct {
-	Width int
-	Bars  []sparkBar
-	Text  string // the chart in words
-}
-
-// sparkBar is a bar in a chart of height 20.
-type sparkBar struct{ X, Y, Height int }
-
-// newSpark returns the chart of the records in each of the latest three minutes, or nil if there was none.
-func newSpark(records []int32) *spark {
-	const height, step = 20, 5
-	most := int32(0)
-	total := int64(0)
-	for _, n := range records {
-		most = max(most, n)
-		total += int64(n)
-	}
-	if most == 0 {
-		return nil
-	}
-
-	chart := &spark{Width: step * len(records), Text: fmt.Sprintf("%s in the last %d minutes", countNoun(total, "record"), len(records)*activity.RecentMinutes)}
-	for i, n := range records {
-		if n > 0 {
-			// A part with few records is still visible.
-			bar := max(int(math.Round(height*float64(n)/float64(most))), 1)
-			chart.Bars = append(chart.Bars, sparkBar{step * i, height - bar, bar})
-		}
-	}
-	return chart
 }
 
 // upperFirst makes the first letter of a text upper case.

@@ -1,6 +1,7 @@
 package activity
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,31 +57,47 @@ type topicLog struct {
 	recent        [recentParts]recentPart
 }
 
-// recentPart has the number of records of three minutes.
+// recentPart has the number of records of three minutes, and the greatest quantiles of their latencies that were reported.
 type recentPart struct {
-	number  int64 // of the three minutes, since 1970
-	records int32
+	number   int64 // of the three minutes, since 1970
+	records  int32
+	p50, p99 int32 // microseconds
 }
 
-// addRecent adds records to the three minutes with this number.
-func (t *topicLog) addRecent(number int64, records int32) {
+// findRecent returns the three minutes with this number, in which the caller counts.
+func (t *topicLog) findRecent(number int64) *recentPart {
 	part := &t.recent[number%recentParts]
 	if part.number != number {
 		*part = recentPart{number: number}
 	}
-	part.records += records
+	return part
 }
 
-// listRecent returns the records of the last hour, or nil if there were none.
-func (t *topicLog) listRecent(now time.Time) (list []int32) {
+// noteLatency keeps quantiles of the last minute if they are the greatest of these three minutes. The reports call it: a histogram for each
+// part would be another count for each record.
+func (t *topicLog) noteLatency(now time.Time, p50, p99 time.Duration) {
+	if p99 == 0 {
+		return
+	}
+	part := t.findRecent(recentNumber(now))
+	part.p50, part.p99 = max(part.p50, toMicroseconds(p50)), max(part.p99, toMicroseconds(p99))
+}
+
+// toMicroseconds returns at most 35 minutes.
+func toMicroseconds(duration time.Duration) int32 {
+	return int32(min(duration.Microseconds(), math.MaxInt32))
+}
+
+// listRecent returns a value of each part of the last hour, or nil if all are zero.
+func (t *topicLog) listRecent(now time.Time, valueOf func(*recentPart) int32) (list []int32) {
 	newest := recentNumber(now)
 	for i := range int64(recentParts) {
 		number := newest - recentParts + 1 + i
-		if part := &t.recent[number%recentParts]; part.number == number && part.records > 0 {
+		if part := &t.recent[number%recentParts]; part.number == number && valueOf(part) > 0 {
 			if list == nil {
 				list = make([]int32, recentParts)
 			}
-			list[i] = part.records
+			list[i] = valueOf(part)
 		}
 	}
 	return list
@@ -121,7 +138,7 @@ func (l *Log) Observe(batch *record.AckedBatch) {
 	window.records += int64(batch.Records)
 	window.bytes += int64(batch.Bytes)
 	batch.EachLatency(window.latencies.add)
-	log.addRecent(recentNumber(batch.At), int32(batch.Records))
+	log.findRecent(recentNumber(batch.At)).records += int32(batch.Records)
 }
 
 // topicLocked returns the entry of a topic, or that of all further topics if there are too many.

@@ -2,6 +2,7 @@ package activity
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -273,16 +274,44 @@ func TestRecordsOfTheLastHour(t *testing.T) {
 	}
 
 	topic := first.Topics[0]
-	if got := topic.AlignRecent(first.At, first.At.Add(30*time.Minute)); len(got) != 20 || got[7] != 7 || got[9] != 2 || got[19] != 0 {
+	topic.AlignRecent(first.At, first.At.Add(30*time.Minute))
+	if got := topic.Recent; len(got) != 20 || got[7] != 7 || got[9] != 2 || got[19] != 0 {
 		t.Errorf("half an hour later: %v", got)
 	}
-	if got := topic.AlignRecent(first.At, first.At.Add(2*time.Hour)); got != nil {
-		t.Errorf("two hours later: %v", got)
+	topic = first.Topics[0]
+	if topic.AlignRecent(first.At, first.At.Add(2*time.Hour)); topic.Recent != nil || topic.RecentP99 != nil {
+		t.Errorf("two hours later: %v", topic)
 	}
 	if p50, p99 := l.Latency(); p50 != 0 || p99 != 0 {
 		t.Errorf("latency without a record in the last minute: %v, %v", p50, p99)
 	}
 	if p50, p99 := next.Latency(); p50 <= 0 || p99 <= 0 {
 		t.Errorf("latency of the last minute: %v, %v", p50, p99)
+	}
+}
+
+// The latency of a topic over the last hour is the greatest that its owners have reported in each part.
+func TestLatencyOfTheLastHour(t *testing.T) {
+	t.Parallel()
+	c := newClock()
+	l := New(c.now)
+	l.Observe(c.newBatch("orders", 0, 4*time.Millisecond, 4*time.Millisecond, 900*time.Millisecond))
+	slow := mustReport(t, l)
+	c.at = c.at.Add(90 * time.Second)
+	l.Observe(c.newBatch("orders", 3, time.Millisecond))
+	if got := mustReport(t, l).Topics[0]; got.RecentP50[19] != slow.Topics[0].RecentP50[19] && got.RecentP50[18] != slow.Topics[0].RecentP50[19] || got.P99MS > 10 {
+		t.Errorf("a faster minute: %+v, before %+v", got, slow.Topics[0])
+	}
+
+	c.at = c.at.Add(6 * time.Minute)
+	next := New(c.now)
+	next.Observe(c.newBatch("orders", 4, 2*time.Millisecond))
+	next.Adopt(slow)
+	got := mustReport(t, next).Topics[0]
+	if last := got.RecentP99[19]; last < 2000 || last > 2500 {
+		t.Errorf("the new owner's latency: %v", got.RecentP99)
+	}
+	if slices.Max(got.RecentP99) < 900_000 || slices.Max(got.RecentP50) > 5000 {
+		t.Errorf("after a takeover: p50 %v, p99 %v", got.RecentP50, got.RecentP99)
 	}
 }

@@ -28,21 +28,22 @@ type Topic struct {
 	Offset    int64     `bson:"offset"`
 	// Recent has the records of the last hour in parts of [RecentMinutes], oldest first; it is empty if there were none.
 	Recent []int32 `bson:"recent,omitempty"`
+	// RecentP50 and RecentP99 are the greatest quantiles of the last minute that were reported in each of these parts, in microseconds.
+	RecentP50 []int32 `bson:"recentP50,omitempty"`
+	RecentP99 []int32 `bson:"recentP99,omitempty"`
 }
 
-// AlignRecent returns Recent as it is now, after the time of its report.
-func (t *Topic) AlignRecent(reported, now time.Time) []int32 {
-	if len(t.Recent) != recentParts {
-		return nil
-	}
-
-	shift := recentNumber(now) - recentNumber(reported)
-	if shift >= recentParts {
-		return nil
-	}
+// AlignRecent moves the parts of the last hour from the time of their report to now.
+func (t *Topic) AlignRecent(reported, now time.Time) {
 	// A clock that differs does not move the parts back.
-	shift = max(shift, 0)
-	return append(slices.Clone(t.Recent[shift:]), make([]int32, shift)...)
+	shift := max(recentNumber(now)-recentNumber(reported), 0)
+	for _, list := range []*[]int32{&t.Recent, &t.RecentP50, &t.RecentP99} {
+		if len(*list) != recentParts || shift >= recentParts {
+			*list = nil
+			continue
+		}
+		*list = append(slices.Clone((*list)[shift:]), make([]int32, shift)...)
+	}
 }
 
 // Others are the topics that a report does not list.
@@ -133,7 +134,8 @@ func CutTopics[T any](list []T, rateOf func(*T) float64) (listed []T, others Oth
 	return list[:min(len(list), listedTopics)], others
 }
 
-// sumFigures returns the activity in a topic. began is the time at which the log began.
+// sumFigures returns the activity in a topic, and keeps its latency of the last minute for the last hour. began is the time at which the
+// log began.
 func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 	newest := partNumber(now)
 	var sum part
@@ -148,17 +150,21 @@ func (t *topicLog) sumFigures(name string, began, now time.Time) Topic {
 	// The newest part has just begun, so the window is between 50 and 60 seconds long, and shorter in a young term.
 	window := now.Sub(time.Unix((newest-windowParts+1)*int64(partLength/time.Second), 0))
 	seconds := max(min(window, now.Sub(began)), time.Second).Seconds()
+	p50, p99 := sum.latencies.quantile(0.5), sum.latencies.quantile(0.99)
+	t.noteLatency(now, p50, p99)
 	return Topic{
 		Topic:     name,
 		Rate:      float64(sum.records) / seconds,
 		Bytes:     float64(sum.bytes) / seconds,
 		Records:   sum.records,
-		P50MS:     toMilliseconds(sum.latencies.quantile(0.5)),
-		P99MS:     toMilliseconds(sum.latencies.quantile(0.99)),
+		P50MS:     toMilliseconds(p50),
+		P99MS:     toMilliseconds(p99),
 		LastAt:    t.lastAcked,
 		Partition: t.lastPartition,
 		Offset:    t.lastOffset,
-		Recent:    t.listRecent(now),
+		Recent:    t.listRecent(now, func(part *recentPart) int32 { return part.records }),
+		RecentP50: t.listRecent(now, func(part *recentPart) int32 { return part.p50 }),
+		RecentP99: t.listRecent(now, func(part *recentPart) int32 { return part.p99 }),
 	}
 }
 
@@ -182,18 +188,31 @@ func (l *Log) Adopt(previous Report) {
 		if l.topics[p.Topic] == nil && len(l.topics) < maxTopics {
 			l.topics[p.Topic] = &topicLog{lastPartition: p.Partition, lastOffset: p.Offset, lastAcked: p.LastAt}
 		}
-		log := l.topics[p.Topic]
-		if log == nil || len(p.Recent) != recentParts {
-			continue
-		}
-		for part, records := range p.Recent {
-			if records > 0 && newest > recentParts {
-				log.addRecent(newest-recentParts+1+int64(part), records)
-			}
+		if log := l.topics[p.Topic]; log != nil && newest > recentParts {
+			log.adoptRecent(p, newest)
 		}
 	}
 
 	events := slices.Clone(previous.Events)
 	slices.Reverse(events)
 	l.events = keepNewest(append(events, l.events...))
+}
+
+// adoptRecent adds the last hour of a previous report. newest is the number of its newest part.
+func (t *topicLog) adoptRecent(previous *Topic, newest int64) {
+	eachPart := func(list []int32, add func(part *recentPart, value int32)) {
+		if len(list) != recentParts {
+			return
+		}
+		for i, value := range list {
+			number := newest - recentParts + 1 + int64(i)
+			// A newer part may have the place of this one already.
+			if part := &t.recent[number%recentParts]; value > 0 && part.number <= number {
+				add(t.findRecent(number), value)
+			}
+		}
+	}
+	eachPart(previous.Recent, func(part *recentPart, records int32) { part.records += records })
+	eachPart(previous.RecentP50, func(part *recentPart, p50 int32) { part.p50 = max(part.p50, p50) })
+	eachPart(previous.RecentP99, func(part *recentPart, p99 int32) { part.p99 = max(part.p99, p99) })
 }

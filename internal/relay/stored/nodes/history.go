@@ -110,7 +110,7 @@ func (h *History) ReadActivity(ctx context.Context, watcher string) (list []acti
 	for i := range reports {
 		report := &reports[i].report
 		for j := range report.Topics {
-			report.Topics[j].Recent = report.Topics[j].AlignRecent(report.At, reports[i].now)
+			report.Topics[j].AlignRecent(report.At, reports[i].now)
 		}
 		list = append(list, *report)
 	}
