@@ -174,6 +174,7 @@ func testWidthsAndAccess(s *scene, b *tab) {
 			if over := evaluateScript[[]string](b, `[...document.querySelectorAll('td, th, dd, .tiles li')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText)`); len(over) > 0 {
 				b.t.Errorf("%s at %d px: these texts are wider than their places: %q", at, width, over)
 			}
+			b.waitUntil("the present page in the list of pages", `[...document.querySelectorAll('.areas [aria-current]')].every((e) => e.getBoundingClientRect().left >= 0 && e.getBoundingClientRect().right <= innerWidth)`)
 			if width != 2560 {
 				b.takeScreenshot(fmt.Sprintf("%s-%d", name, width))
 			}

@@ -10,6 +10,15 @@
     set(k, v) { try { localStorage.setItem('outrelay.' + k, v); } catch { /* not kept */ } },
   };
 
+  // On a narrow screen the line of pages scrolls sideways. The present page must be in view.
+  const areas = document.querySelector('.areas');
+  const present = areas?.querySelector('[aria-current]');
+  if (present) {
+    const shown = new ResizeObserver(() => { areas.scrollLeft = present.offsetLeft - areas.offsetLeft - (areas.clientWidth - present.offsetWidth) / 2; });
+    // The counts appear later, and make the lists longer.
+    for (const el of [areas, ...areas.querySelectorAll('ul')]) shown.observe(el);
+  }
+
   // Refreshing: live blocks ask again at each tick. What somebody ticked or types in a block must not vanish below the hands.
   const refresh = $('refresh');
   let paused = kept.get('paused') === '1';
