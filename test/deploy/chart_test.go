@@ -45,7 +45,7 @@ func TestChartSchemaHasTheConfiguration(t *testing.T) {
 	delete(configuration, "$schema")
 	delete(configuration, "$id")
 	configuration["description"] = "The content of outrelay.yaml."
-	removeForms(configuration)
+	removeForms(configuration, "", config.Forms())
 	values["properties"].(map[string]any)["config"] = configuration
 
 	var text bytes.Buffer
@@ -64,17 +64,31 @@ func TestChartSchemaHasTheConfiguration(t *testing.T) {
 	}
 }
 
-// removeForms removes the expressions and ranges from a schema. Helm would report an expression in place of an example.
-func removeForms(schema map[string]any) {
-	for _, name := range []string{"pattern", "patternErrorMessage", "minimum", "maximum"} {
-		delete(schema, name)
-	}
-	if items, ok := schema["items"].(map[string]any); ok {
-		removeForms(items)
-	}
+// removeForms leaves only the types in the properties of a schema that have a form. Helm would report an expression or several
+// alternatives in place of an example.
+func removeForms(schema map[string]any, prefix string, forms map[string]config.Form) {
 	properties, _ := schema["properties"].(map[string]any)
-	for _, property := range properties {
-		removeForms(property.(map[string]any))
+	for name, value := range properties {
+		property := value.(map[string]any)
+		if _, ok := forms[prefix+name]; !ok {
+			removeForms(property, prefix+name+".", forms)
+			continue
+		}
+
+		if alternatives, ok := property["anyOf"].([]any); ok {
+			// The first one is a type or a list of words; the other one is a reference.
+			kind := alternatives[0].(map[string]any)["type"]
+			property["type"] = "string"
+			if kind != nil {
+				property["type"] = []any{kind, "string"}
+			}
+		}
+		if property["items"] != nil {
+			property["items"] = map[string]any{"type": "string"}
+		}
+		for _, name := range []string{"anyOf", "pattern", "patternErrorMessage", "minimum", "maximum"} {
+			delete(property, name)
+		}
 	}
 }
 

@@ -297,14 +297,14 @@ func assignBasic(text string, out reflect.Value) error {
 	case reflect.Bool:
 		value, err := strconv.ParseBool(text)
 		if err != nil {
-			return errors.New("expected true or false")
+			return errors.New(forms["boolean"].expected)
 		}
 		out.SetBool(value)
 
 	case reflect.Int:
 		value, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
-			return errors.New("expected a whole number")
+			return errors.New(forms["number"].expected)
 		}
 		out.SetInt(value)
 

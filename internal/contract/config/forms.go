@@ -36,11 +36,18 @@ var forms = map[string]form{
 	"mongodb":   {`(mongodb(\+srv)?://.+)?`, "expected mongodb://… or mongodb+srv://…"},
 	"broker":    {`[^,@\s]+:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5]?[0-9]{1,4})`, "expected host:port"},
 	"topic":     {`[A-Za-z0-9._*?-]+`, "expected letters, digits, dot, dash, underscore; * and ? are allowed"},
-	"task":      {strings.Join(allTasks, "|"), "expected one of " + strings.Join(allTasks, ", ")},
+	"task":      newWordForm(allTasks),
+	"boolean":   {`1|t|T|TRUE|true|True|0|f|F|FALSE|false|False`, "expected true or false"},
+	"number":    {`[-+]?[0-9]+`, "expected a whole number"},
 	"http":      {`(https?://[^/].*)?`, "expected http://… or https://…"},
 	"duration":  {`0|[0-9]+d|([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+`, "expected a duration such as 250ms, 5s, 24h or 7d"},
 	"size":      {`[0-9]+(\.[0-9]+)? *(B|kB|KB|MB|GB|KiB|MiB|GiB)?`, "expected a size such as 900KiB or 32MiB"},
 	"start":     {`backlog|now|[0-9]{4}-[0-9]{2}-[0-9]{2}.*`, "expected backlog, now or a time such as 2026-11-20T08:00:00Z"},
+}
+
+// newWordForm returns the form of a key with these words.
+func newWordForm(words []string) form {
+	return form{strings.Join(words, "|"), "expected one of " + strings.Join(words, ", ")}
 }
 
 // formsOfTypes are the forms of the types that are parsed from one text.
@@ -85,7 +92,19 @@ func collectForms(goType reflect.Type, prefix string, found map[string]Form) {
 	for _, f := range fieldsOf(goType) {
 		if section, ok := sectionType(f.typ); ok {
 			collectForms(section, prefix+f.name+".", found)
-		} else if form, ok := forms[f.form]; ok {
+			continue
+		}
+
+		form, ok := forms[f.form]
+		switch {
+		case f.enum != nil:
+			form, ok = newWordForm(f.enum), true
+		case f.typ.Kind() == reflect.Bool:
+			form, ok = forms["boolean"], true
+		case f.typ.Kind() == reflect.Int:
+			form, ok = forms["number"], true
+		}
+		if ok {
 			found[prefix+f.name] = Form{Pattern: "^(" + form.pattern + ")$", Expected: form.expected}
 		}
 	}

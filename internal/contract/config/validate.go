@@ -120,7 +120,7 @@ func (v validator) checkWords(section reflect.Value, prefix string) {
 			continue
 		}
 
-		hint := "expected one of " + strings.Join(f.enum, ", ")
+		hint := newWordForm(f.enum).expected
 		if successor, moved := movedWords[prefix+f.name+"="+value.String()]; moved {
 			hint = successor + " replaces it"
 		} else if near := NearestName(value.String(), f.enum); near != "" {
