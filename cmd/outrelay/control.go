@@ -110,7 +110,7 @@ func newPinCommand(program *program) *cobra.Command {
 }
 
 func newStepDownCommand(program *program) *cobra.Command {
-	var hold time.Duration
+	var order admin.StepDownOrder
 	cmd := &cobra.Command{
 		Use:   "step-down",
 		Short: "Make the current owner release the watcher, so that a standby takes over",
@@ -118,14 +118,21 @@ func newStepDownCommand(program *program) *cobra.Command {
 	}
 
 	action := program.addControlFlags(cmd)
-	cmd.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the current owner must not take over again")
+	cmd.Flags().DurationVar(&order.Hold, "hold", 30*time.Second, "how long the current owner must not take over again")
+	cmd.Flags().BoolVar(&order.Force, "force", false, "also if no other node can take over, so that nothing is sent")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if hold <= 0 {
+		if order.Hold <= 0 {
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
 
-		done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
-		return action.runControlAction(cmd.Context(), done, func(lease admin.Lease, ctx context.Context) error { return lease.StepDown(ctx, hold) })
+		done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", order.Hold)
+		return action.runControlAction(cmd.Context(), done, func(lease admin.Lease, ctx context.Context) error {
+			err := lease.StepDown(ctx, order)
+			if errors.Is(err, admin.ErrNoStandby) {
+				err = fmt.Errorf("%w; to step down nevertheless, pass --force", err)
+			}
+			return err
+		})
 	}
 	return cmd
 }

@@ -24,6 +24,9 @@ func TestStatusCommand(t *testing.T) {
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "default · lag 0.1 s · waiting 0 (oldest 0.0 s)", "scheduled 3", "dead 0 (0 of the relay, 0 of handlers)", "2 nodes, 0 stale", "no problems")
+	d.runCommand(nil, exitOK, "pin", "one")
+	expectTexts(t, d.runCommand(nil, exitConfig, "step-down"), "no other live node can take over default/0of1", "nothing of it is sent for 30s", "pass --force")
+	d.runCommand(nil, exitOK, "step-down", "--force")
 	d.runCommand(nil, exitOK, "pin", "two")
 	var result controlResult
 	d.runCommand(&result, exitOK, "step-down", "--hold", "10m", "--actor", "ann")

@@ -18,10 +18,16 @@ func (o *Operator) Resume(ctx context.Context) error {
 	return o.changeLease(ctx, "resume the watcher", admin.Lease.Resume)
 }
 
+// StepDownOptions change a step-down. The zero value is the default.
+type StepDownOptions struct {
+	Force bool // also if no other live node can take over; nothing is sent for that time
+}
+
 // StepDown makes the owner release the lease, and keeps it from acquiring the lease for the duration hold, which must be
-// positive. A standby takes over at once.
-func (o *Operator) StepDown(ctx context.Context, hold time.Duration) error {
-	return o.changeLease(ctx, "make the owner step down", func(lease admin.Lease, ctx context.Context) error { return lease.StepDown(ctx, hold) })
+// positive. A standby takes over at once. Without a live standby, StepDown returns [ErrConflict] unless options.Force is set.
+func (o *Operator) StepDown(ctx context.Context, hold time.Duration, options StepDownOptions) error {
+	order := admin.StepDownOrder{Hold: hold, Force: options.Force}
+	return o.changeLease(ctx, "make the owner step down", func(lease admin.Lease, ctx context.Context) error { return lease.StepDown(ctx, order) })
 }
 
 // changeLease calls change for the lease of the watcher, or of one slot.

@@ -278,7 +278,7 @@ func TestAServicePausesAndResumes(t *testing.T) {
 	s := setup(t)
 	s.runRelay()
 	op := s.operator()
-	if err := op.StepDown(t.Context(), 0); !errors.Is(err, operate.ErrInvalid) {
+	if err := op.StepDown(t.Context(), 0, operate.StepDownOptions{}); !errors.Is(err, operate.ErrInvalid) {
 		t.Errorf("stepping down for no time: got %v, want ErrInvalid", err)
 	}
 	if err := op.Pause(t.Context()); err != nil {
@@ -294,7 +294,11 @@ func TestAServicePausesAndResumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(relay.Owner)
-	if err := op.ForSlot("0of1").StepDown(t.Context(), 2*time.Second); err != nil {
+	slot := op.ForSlot("0of1")
+	if err := slot.StepDown(t.Context(), 2*time.Second, operate.StepDownOptions{}); !errors.Is(err, operate.ErrConflict) {
+		t.Errorf("a step-down without a standby: got %v, want ErrConflict", err)
+	}
+	if err := slot.StepDown(t.Context(), 2*time.Second, operate.StepDownOptions{Force: true}); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the owner has stepped down and is the owner again", func() bool {

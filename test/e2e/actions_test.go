@@ -203,6 +203,8 @@ func testSlots(s *scene, b *tab) {
 	}
 
 	b.clickButtonIn(`tr[data-slot="0of2"]`, "Step down …")
+	b.waitForText("no other live node can take over split/0of2")
+	b.runActions("the phrase", chromedp.SetValue(`input[name=_phrase]`, "stop split"))
 	b.confirmAction("The owner of slot 0of2 of watcher split", "Step down", "The owner of slot 0of2")
 	if !s.readSlot("split/0of2").Control.StepDown.After(time.Now()) || !s.readSlot("split/1of2").Control.StepDown.IsZero() {
 		b.t.Error("another slot than 0of2 steps down")

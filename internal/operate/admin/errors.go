@@ -84,6 +84,8 @@ func Explain(err error) (kind Failure, fix string) {
 
 	case is(ErrUnconfirmed):
 		return FailConflict, "type the phrase that the preview shows"
+	case is(ErrNoStandby):
+		return FailConflict, "to step down nevertheless, use force: true"
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &rejected), errors.As(err, &claimed),

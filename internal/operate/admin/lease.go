@@ -153,14 +153,63 @@ func checkPin(ctx context.Context, operator Operator, node string) error {
 	return fmt.Errorf("node %s: %w; the nodes are %s", node, ErrUnknownNode, cmp.Or(strings.Join(known, ", "), "none"))
 }
 
-// StepDown makes the owner release the lease, and prevents it from acquiring the lease for the
-// duration hold, which must be positive.
-func (l Lease) StepDown(ctx context.Context, hold time.Duration) error {
-	if hold < time.Millisecond {
-		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", hold)
+// StepDownOrder makes owners release their slots.
+type StepDownOrder struct {
+	Hold  time.Duration // how long the owner does not acquire the lease again; must be positive
+	Force bool          // also if no other node can take over
+}
+
+// ErrNoStandby is returned for a step-down that would stop the delivery, because no other live node can take over.
+var ErrNoStandby = errors.New("no other live node can take over")
+
+// StepDown makes the owner release the lease, and prevents it from acquiring the lease for some time. Without order.Force, it returns
+// [ErrNoStandby] if nothing would be sent in that time.
+func (l Lease) StepDown(ctx context.Context, order StepDownOrder) error {
+	if order.Hold < time.Millisecond {
+		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", order.Hold)
 	}
-	fields := bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}
+	if !order.Force {
+		if err := l.CheckStandby(ctx, order.Hold); err != nil {
+			return err
+		}
+	}
+
+	fields := bson.D{{Key: "hold_ms", Value: order.Hold.Milliseconds()}, {Key: "force", Value: order.Force}}
 	return l.forEachSlot(ctx, nodes.SteppedDown, fields, func(id string) error {
-		return lease.StepDown(ctx, l.op.watcherDocuments(), id, hold)
+		return lease.StepDown(ctx, l.op.watcherDocuments(), id, order.Hold)
 	})
+}
+
+// CheckStandby returns [ErrNoStandby] with the slots for which no other live node can take over while their owners stay away for the
+// duration hold.
+func (l Lease) CheckStandby(ctx context.Context, hold time.Duration) error {
+	slots, err := l.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := nodes.NewNodes(l.op.State.Collection("nodes")).List(ctx)
+	if err != nil {
+		return err
+	}
+
+	live := slices.DeleteFunc(list, func(node nodes.Node) bool {
+		return !node.Alive(nodes.StaleAfter) || !slices.Contains(node.Watchers, l.op.Watcher)
+	})
+	var without []string
+	for i := range slots {
+		if slot := &slots[i]; !slices.ContainsFunc(live, func(node nodes.Node) bool { return canTakeOver(node.Node, slot, live) }) {
+			without = append(without, slot.Name+"/"+slot.Slot)
+		}
+	}
+	if len(without) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w %s, so nothing of it is sent for %s; start a second node first, or restart the owner instead",
+		ErrNoStandby, strings.Join(without, ", "), hold)
+}
+
+// canTakeOver reports whether a live node may acquire the slot while its owner stays away. A pin to a live node keeps all others away.
+func canTakeOver(node string, slot *SlotStatus, live []nodes.Node) bool {
+	pinned := slices.ContainsFunc(live, func(other nodes.Node) bool { return other.Node == slot.Pin })
+	return node != slot.Node && (!pinned || node == slot.Pin)
 }

@@ -65,10 +65,12 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 		do   func(ctx context.Context, o admin.Operator) error
 		kind nodes.Kind
 	}{
-		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Lease().Pause(ctx) }, nodes.Paused},
-		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.Lease().PinAhead(ctx, "n2") }, "pinned"},
-		"step down": {func(ctx context.Context, o admin.Operator) error { return o.Lease().StepDown(ctx, time.Minute) }, nodes.SteppedDown},
-		"recover":   {func(ctx context.Context, o admin.Operator) error { return o.Recovery().OrderSweep(ctx, time.Time{}) }, "recover_ordered"},
+		"pause": {func(ctx context.Context, o admin.Operator) error { return o.Lease().Pause(ctx) }, nodes.Paused},
+		"pin":   {func(ctx context.Context, o admin.Operator) error { return o.Lease().PinAhead(ctx, "n2") }, "pinned"},
+		"step down": {func(ctx context.Context, o admin.Operator) error {
+			return o.Lease().StepDown(ctx, admin.StepDownOrder{Hold: time.Minute, Force: true})
+		}, nodes.SteppedDown},
+		"recover": {func(ctx context.Context, o admin.Operator) error { return o.Recovery().OrderSweep(ctx, time.Time{}) }, "recover_ordered"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -273,7 +275,56 @@ func TestOrdersThatCannotBeMeantAreRejected(t *testing.T) {
 	if _, err := o.Nodes().Release(t.Context(), "nosuch", time.Minute); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a release of a node that does not exist: %v", err)
 	}
-	if err := o.Lease().StepDown(t.Context(), 0); !isInvalid(err) {
+	if err := o.Lease().StepDown(t.Context(), admin.StepDownOrder{}); !isInvalid(err) {
 		t.Errorf("a step-down for no time: %v", err)
+	}
+}
+
+// A step-down that would stop the delivery is rejected: no node but the owner is alive, runs the watcher, and is not kept away by a pin.
+func TestAStepDownNeedsAStandby(t *testing.T) {
+	t.Parallel()
+	state := statetest.New(t, stacktest.Client(t))
+	acquireLease(t, state)
+	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
+	registry := nodes.NewNodes(state.Collection("nodes"))
+	beat := func(node, watcher string, at time.Time) {
+		t.Helper()
+		_, err := registry.Heartbeat(t.Context(), nodes.Sign{Node: node, Watchers: []string{watcher}})
+		if err == nil {
+			_, err = state.Collection("nodes").UpdateByID(t.Context(), node, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: at}}}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	later := time.Now().Add(time.Hour)
+	reject := func(when string) {
+		t.Helper()
+		err := o.Lease().StepDown(t.Context(), admin.StepDownOrder{Hold: 30 * time.Second})
+		if !errors.Is(err, admin.ErrNoStandby) || readWatcher(t, state).StepDownUntil != nil {
+			t.Fatalf("%s: %v, want ErrNoStandby and no step-down", when, err)
+		}
+		for _, want := range []string{"orders/0of1", "nothing of it is sent for 30s", "start a second node"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: the error %q lacks %q", when, err, want)
+			}
+		}
+	}
+
+	beat("n1", "orders", later)
+	beat("elsewhere", "payments", later)
+	beat("n2", "orders", time.Now().Add(-time.Hour))
+	reject("the other node is dead")
+	beat("n2", "orders", later)
+	if err := o.Lease().Pin(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	reject("the watcher is pinned to its owner")
+
+	if err := o.Lease().Pin(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Lease().StepDown(t.Context(), admin.StepDownOrder{Hold: 30 * time.Second}); err != nil || readWatcher(t, state).StepDownUntil == nil {
+		t.Errorf("with a standby: %v", err)
 	}
 }

@@ -56,7 +56,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 
 	s.mustCall(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
-	s.mustCall(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
+	s.mustCall(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5, "force": true}`, ann...)
 	if list := s.findLogged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
 		t.Errorf("%+v", list)
 	}
@@ -90,7 +90,10 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 
 	s.mustCall(nil, "POST", at+"pause?slot=1of2", "")
 	s.mustCall(nil, "POST", at+"pin?slot=1of2", `{"node":"n9","force":true}`)
-	s.mustCall(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
+	if p := s.call("POST", at+"step-down?slot=1of2", `{"hold_s":60}`).requireProblem(t, 409); !strings.Contains(p.Fix, "force") || !strings.Contains(p.Detail, "nothing of it is sent for 1m0s") {
+		t.Errorf("a step-down without a standby: %+v", p)
+	}
+	s.mustCall(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60,"force":true}`)
 	if c := control("0of2"); c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
 		t.Errorf("the other slot has %+v", c)
 	}

@@ -86,10 +86,13 @@ func (a *api) addWatchers() {
 			Leased
 			Body struct {
 				HoldS float64 `json:"hold_s,omitempty" minimum:"0.001" maximum:"86400" default:"10" doc:"Seconds for which the owner does not acquire it again."`
+				Force bool    `json:"force,omitempty" doc:"Also if no other node can take over, so that nothing is sent for that time."`
 			}
 		},
 		) (done, error) {
-			return done{true, "the owner steps down"}, op.Lease().StepDown(ctx, toDuration(input.Body.HoldS))
+			return done{true, "the owner steps down"}, op.Lease().StepDown(ctx, admin.StepDownOrder{
+				Hold: toDuration(input.Body.HoldS), Force: input.Body.Force,
+			})
 		})
 }
 

@@ -1,8 +1,8 @@
 package opspage
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -131,32 +131,28 @@ func planStepDown(call *call) (preview, error) {
 		return preview{}, err
 	}
 
+	// The check is part of each preview. So if the last standby stops before the confirmation, the page asks again.
+	missing := call.use.Lease.CheckStandby(call.ctx, hold)
+	if missing != nil && !errors.Is(missing, admin.ErrNoStandby) {
+		return preview{}, missing
+	}
+
+	order := admin.StepDownOrder{Hold: hold, Force: missing != nil}
 	run := func() (notice, error) {
 		text := fmt.Sprintf("The owner of %s steps down, and does not take over again for %s.",
 			lowerFirst(call.leaseName()), formatSpan(hold.Seconds()))
-		return notice{Text: text}, call.use.Lease.StepDown(call.ctx, hold)
+		return notice{Text: text}, call.use.Lease.StepDown(call.ctx, order)
 	}
-	text := fmt.Sprintf("The owner of %s drains and releases; another node takes over at once. The owner does not take over again for %s.",
-		lowerFirst(call.leaseName()), formatSpan(hold.Seconds()))
-	preview, err := call.addSlots(newPreview(run, undoHold, text), isOwned)
-	if err != nil {
-		return preview, err
+	effect := "another node takes over at once"
+	if missing != nil {
+		effect = missing.Error()
 	}
+	text := fmt.Sprintf("The owner of %s drains and releases; %s. The owner does not take over again for %s.",
+		lowerFirst(call.leaseName()), effect, formatSpan(hold.Seconds()))
 
-	live, err := call.countLiveNodes()
-	if err == nil && live < 2 {
-		preview.Lines = append(preview.Lines, "There is no other node that lives: nothing is sent for that time.")
+	preview := newPreview(run, undoHold, text)
+	if missing != nil {
+		preview.Phrase = "stop " + call.v.Watcher
 	}
-	return preview, err
-}
-
-// countLiveNodes counts the live nodes that run the watcher, including its owners.
-func (c *call) countLiveNodes() (n int, err error) {
-	list, err := c.use.Nodes.List(c.ctx)
-	for i := range list {
-		if !list[i].Stale && slices.Contains(list[i].Watchers, c.v.Watcher) {
-			n++
-		}
-	}
-	return n, err
+	return call.addSlots(preview, isOwned)
 }

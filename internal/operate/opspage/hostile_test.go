@@ -18,7 +18,6 @@ import (
 )
 
 func (d deskLease) Resume(context.Context) error                          { return d.err }
-func (d deskLease) StepDown(context.Context, time.Duration) error         { return d.err }
 func (d deskNodes) Remove(context.Context, string, admin.Removable) error { return d.err }
 func (d deskReplays) Cancel(context.Context, string) error                { return d.err }
 func (d *desk) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {

@@ -2,6 +2,7 @@ package opspage
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -105,8 +106,29 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 	if r, _ := sendRequest(t, h, &operator, "POST", "/confirm/step-down", url.Values{"hold": {"0s"}}); r.StatusCode != http.StatusBadRequest {
 		t.Errorf("a step-down for no time: %d", r.StatusCode)
 	}
-	if _, body := sendRequest(t, h, &operator, "POST", "/confirm/step-down", url.Values{}); !strings.Contains(body, "There is no other node that lives") {
-		t.Error("a step-down does not warn that no other node can take over")
+}
+
+// A step-down that would stop the delivery states that, and requires a phrase. So a standby that stops before the confirmation is noticed.
+func TestAStepDownWithoutAStandbyNeedsAPhrase(t *testing.T) {
+	t.Parallel()
+	d := newSplitDesk()
+	h := newSite(d)
+	form := url.Values{"_count": {"-1"}}
+	if _, body := sendRequest(t, h, &operator, "POST", "/confirm/step-down", form); strings.Contains(body, "_phrase") || !strings.Contains(body, "another node takes over at once") {
+		t.Errorf("with a standby: %s", body)
+	}
+
+	d.standby = fmt.Errorf("%w orders/0of2, so nothing of it is sent for 30s", admin.ErrNoStandby)
+	r, body := sendRequest(t, h, &operator, "POST", "/act/step-down", form)
+	if r.StatusCode != http.StatusConflict || !strings.Contains(body, "so nothing of it is sent for 30s") || strings.Contains(body, "another node takes over") || len(d.did) > 0 {
+		t.Errorf("without the phrase: %d, did %v: %s", r.StatusCode, d.did, body)
+	}
+	form.Set("_phrase", "stop orders")
+	sendRequest(t, h, &operator, "POST", "/act/step-down", form)
+	d.standby = nil
+	sendRequest(t, h, &operator, "POST", "/act/step-down", url.Values{"_count": {"-1"}})
+	if want := []string{"step down for 30s, force true", "step down for 30s, force false"}; !slices.Equal(d.did, want) {
+		t.Errorf("did %v, want %v", d.did, want)
 	}
 }
 

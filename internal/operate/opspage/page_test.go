@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,6 +83,7 @@ type desk struct {
 	watcher   string
 	slot      string
 	slots     []admin.SlotStatus
+	standby   error // of the check for a step-down
 	count     int64
 	rejected  int64         // letters of count that are not requeued
 	archived  *time.Time    // when discarded letters leave the archive; nil: there is none
@@ -313,6 +315,15 @@ func (d deskRecovery) PassOver(_ context.Context, order admin.SkipOrder) (admin.
 }
 
 func (d deskLease) Slots(context.Context) ([]admin.SlotStatus, error) { return d.slots, d.err }
+
+func (d deskLease) CheckStandby(context.Context, time.Duration) error {
+	return cmp.Or(d.err, d.standby)
+}
+
+func (d deskLease) StepDown(_ context.Context, order admin.StepDownOrder) error {
+	d.did = append(d.did, fmt.Sprintf("step down for %s, force %t", order.Hold, order.Force))
+	return d.err
+}
 
 func (d deskNodes) List(context.Context) ([]admin.Node, error) { return result[[]admin.Node](d.desk) }
 

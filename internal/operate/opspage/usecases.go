@@ -60,7 +60,8 @@ type leaseUseCases interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	Pin(ctx context.Context, node string) error
-	StepDown(ctx context.Context, hold time.Duration) error
+	CheckStandby(ctx context.Context, hold time.Duration) error
+	StepDown(ctx context.Context, order admin.StepDownOrder) error
 }
 
 type nodeUseCases interface {

@@ -32,7 +32,7 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := of("2of4").Lease().StepDown(t.Context(), time.Hour); err != nil {
+	if err := of("2of4").Lease().StepDown(t.Context(), admin.StepDownOrder{Hold: time.Hour, Force: true}); err != nil {
 		t.Fatal(err)
 	}
 
