@@ -24,8 +24,8 @@ func newRunCommand(program *program) *cobra.Command {
 		Short: "Relay events until stopped; a second process of the same watcher is a standby",
 		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C. Then outrelay
 waits for the acknowledgements of the records in flight, saves a checkpoint and releases the lease.
-A second signal stops the process at once. The next owner then reads back the records that were
-sent.
+A second signal, at least a second after the first, stops the process at once. The next owner then
+reads back the records that were sent.
 
 SIGHUP reloads the configuration. A new log.level and new tokens of http.admin apply at once. Other changed keys are logged and
 apply at the next start. Renewed certificates need no signal.

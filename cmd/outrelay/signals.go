@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 // errInterrupted is the cause of a context that a signal has canceled.
@@ -13,7 +14,10 @@ type errInterrupted struct{ signal os.Signal }
 
 func (e errInterrupted) Error() string { return "stopped by " + e.signal.String() }
 
-// handleSignals returns a context that the first interrupt or SIGTERM cancels. The second signal calls
+// signalRepeat is how long after the first signal a signal repeats it: a shell, Docker or timeout may signal the process and its group.
+const signalRepeat = time.Second
+
+// handleSignals returns a context that the first interrupt or SIGTERM cancels. A signal more than [signalRepeat] later calls
 // the functions of onHardStop and ends the process at once with exit code 75: the next owner reads back
 // the records in flight. stop ends the signal handling.
 func (p *program) handleSignals(parent context.Context) (ctx context.Context, stop func()) {
@@ -36,19 +40,21 @@ func (p *program) handleSignals(parent context.Context) (ctx context.Context, st
 }
 
 func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
-	stopping := false
+	var stopping time.Time
 	for {
 		select {
 		case signal := <-received:
-			if stopping {
+			switch {
+			case stopping.IsZero():
+				stopping = time.Now()
+				cancel(errInterrupted{signal})
+
+			case time.Since(stopping) >= signalRepeat:
 				fmt.Fprintln(p.errOut, "outrelay: second signal, stopping at once")
 				p.runHardStops()
 				p.exit(exitTemporary)
 				return
 			}
-
-			stopping = true
-			cancel(errInterrupted{signal})
 
 		case <-done:
 			return
