@@ -91,6 +91,8 @@ var oneMeaning = []struct {
 	{`\.(Debug|Info|Warn|Error)\(.*"(advice|hint|cause|err)", `, `"fix" and "error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 	// A line about a failure names the consequence after it.
 	{`\.(Warn|Error)\("(cannot [^";]*"|[^";]* (failed|fails); )`, `"cannot X; consequence"`, []string{"internal/relay/"}},
+	// A topic that cannot be written has one wording, whatever waits for it.
+	{`\.(Warn|Error)\("[^"]*(for a topic|(topic|target)[^";]* cannot be written|(topic is|partitions are) parked)`, `"cannot write a topic; consequence"`, []string{"internal/relay/"}},
 	{`\.(Debug|Info|Warn|Error)\(.*"reason", err\b`, `"error"`, []string{"cmd/", "internal/", "pkg/", "resume/"}},
 }
 

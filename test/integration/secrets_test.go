@@ -150,7 +150,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	s.SetConfig("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
 	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
-	if !strings.Contains(texts.String(), "mongodb://***@") || !strings.Contains(texts.String(), "topic is parked") {
+	if !strings.Contains(texts.String(), "mongodb://***@") || !strings.Contains(texts.String(), "its records are parked") {
 		t.Error("the output is too short for a meaningful test")
 	}
 }

@@ -81,7 +81,7 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
-			odd = append(odd, kafkawire.ExplainTopic(name, topic.Err).Text)
+			odd = append(odd, kafkawire.ExplainTopic(name, topic.Err).Text())
 			continue
 		}
 
@@ -126,7 +126,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			rejected = append(rejected, fmt.Sprintf("the user may not create topic %q", name))
 		case err != nil:
-			rejected = append(rejected, kafkawire.ExplainTopic(name, err).Text)
+			rejected = append(rejected, kafkawire.ExplainTopic(name, err).Text())
 		}
 	}
 

@@ -100,7 +100,7 @@ func explainCreation(cfg config.Config, topic, operation string, err error) erro
 		return fmt.Errorf("%w %s: %w; as an administrator, run: kafka-acls.sh --bootstrap-server %s --add --allow-principal '%s' --operation %s --topic '%s'",
 			ErrTopicForbidden, topic, code, strings.Join(cfg.Kafka.Brokers, ","), Principal(cfg), operation, topic)
 	default:
-		return fmt.Errorf("%w: %s", errTopicInvalid, kafkawire.ExplainTopic(topic, err).Text)
+		return fmt.Errorf("%w: %s", errTopicInvalid, kafkawire.ExplainTopic(topic, err).Text())
 	}
 }
 

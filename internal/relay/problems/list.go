@@ -209,7 +209,7 @@ func (l *list) addTopics() {
 		if at.watcher != l.facts.Watcher {
 			problem.Title = "Topic " + at.topic + " of watcher " + at.watcher + " cannot be written"
 		}
-		if fix := topicFix(topic); fix != "" && l.facts.TopicCommand != nil {
+		if fix := kafkawire.TopicFix(topic.Kind, at.topic, topic.Partitions); fix != "" && l.facts.TopicCommand != nil {
 			// The reason has a general fix after its cause.
 			problem.Detail, _, _ = strings.Cut(problem.Detail, ";")
 			problem.Fix, problem.Partitions = fix, topic.Partitions
@@ -224,20 +224,6 @@ func (l *list) addTopics() {
 		}
 		l.addProblem(problem)
 	}
-}
-
-// topicFix returns the fix of a topic that outrelay topics create can repair, or "". The command adds partitions to a topic that exists.
-func topicFix(topic UnwritableTopic) string {
-	create := "outrelay topics create " + topic.Topic
-	switch {
-	case topic.Kind == kafkawire.TopicTooSmall:
-		return fmt.Sprintf("%s --partitions %d, which adds the missing partitions", create, topic.Partitions)
-	case topic.Kind != kafkawire.TopicMissing:
-		return ""
-	case topic.Partitions > 0:
-		return fmt.Sprintf("%s --partitions %d, or grant DESCRIBE if the topic exists", create, topic.Partitions)
-	}
-	return create + ", or let the relay create missing topics with topics.create"
 }
 
 // withoutTopic removes the name of the topic from the begin of the reason, which follows the name.

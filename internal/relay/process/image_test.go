@@ -37,7 +37,7 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.log.wait(t, "topic is parked")
+	b.log.wait(t, "cannot write a topic; its records are parked")
 	polls := 0
 	stacktest.Eventually(t, "the fail point has blocked 50 polls", func() bool { polls++; return polls > 50 })
 	over()

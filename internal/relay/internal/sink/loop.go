@@ -284,7 +284,7 @@ func (l *loop) waitForQuota(ctx context.Context, addr string) error {
 	// The wait is not a request that a broker delays.
 	l.requestBegan = time.Time{}
 	for _, f := range l.request {
-		f.partition.setObstacle(obstacle{kindThrottled, text}, now)
+		f.partition.setObstacle(obstacle{kindThrottled, text, ""}, now)
 	}
 	l.sink.mu.Unlock()
 

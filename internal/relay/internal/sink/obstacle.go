@@ -36,15 +36,24 @@ const (
 	kindThrottled   = "throttled"
 )
 
-// obstacle is the reason why records wait: a kind for programs and a text for operators.
-type obstacle struct{ kind, text string }
+// obstacle is the reason why records wait: a kind for programs, and the cause and the fix for operators. The cause may contain a fix.
+type obstacle struct{ kind, cause, fix string }
 
 func (o obstacle) none() bool { return o.kind == "" }
 
 // topicObstacle explains a topic's error code in metadata or in a response, with the fix.
 func topicObstacle(topic string, err error) obstacle {
 	o := kafkawire.ExplainTopic(topic, err)
-	return obstacle{o.Kind, o.Text}
+	return obstacle{o.Kind, o.Cause, o.Fix}
+}
+
+// logFields returns the attributes of a line about a topic that the obstacle keeps from being written.
+func (o obstacle) logFields(topic string) []any {
+	fields := []any{"topic", topic, "error", o.cause}
+	if o.fix != "" {
+		fields = append(fields, "fix", o.fix)
+	}
+	return fields
 }
 
 // WaitsForBroker reports whether the records wait for brokers that another node may be able to reach. It returns

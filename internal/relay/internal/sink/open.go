@@ -172,10 +172,7 @@ func (o *opener) mayOpen(name string, partitions int, ends map[record.TopicParti
 	o.sink.mu.Lock()
 	topic := o.sink.topics[name]
 	// The topic may have been missing until now. It has been leaderless only since it exists.
-	if topic.obstacle.kind != kindNoLeader {
-		topic.leaderlessSince = time.Now()
-	}
-	lasting := time.Since(topic.leaderlessSince) >= o.sink.parker.parkAfter
+	lasting := topic.obstacle.kind == kindNoLeader && time.Since(topic.kindSince) >= o.sink.parker.parkAfter
 	o.sink.mu.Unlock()
 
 	o.noteObstacle([]string{name}, kafkawire.LeaderNotAvailable)
@@ -254,7 +251,7 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 	defer o.sink.mu.Unlock()
 	for _, name := range created {
 		if topic := o.sink.topics[name]; !topic.isOpen() && topic.obstacle.kind == kindOpening {
-			topic.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name)}, time.Now())
+			topic.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}, time.Now())
 		}
 	}
 }
@@ -301,7 +298,8 @@ func (o *opener) noteObstacle(names []string, err error) {
 		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
 		if why.kind != kindUnreachable && topic.shouldLog(now, creation(creates)) {
-			o.sink.log.Error("records wait for a topic", "topic", name, "error", why.text, "records", countRecords(topic.waiting))
+			o.sink.log.Error("cannot write a topic; its records wait",
+				append(why.logFields(name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
 		}
 	}
 }
@@ -341,7 +339,7 @@ func (o *opener) quarantineLocked(partition *partition, now time.Time) {
 	reason := fmt.Sprintf("partition %d of topic %q had no leader when the topic was opened; check its brokers",
 		partition.tp.Partition, partition.tp.Topic)
 	partition.quarantine = true
-	partition.setObstacle(obstacle{kindQuarantined, reason}, now)
+	partition.setObstacle(obstacle{kindQuarantined, reason, ""}, now)
 	o.sink.keeper.session.Hold(partition.tp, reason)
 	o.sink.log.Warn("partition is in quarantine; its records are sent when it can be read",
 		"topic", partition.tp.Topic, "partition", partition.tp.Partition, "error", reason)

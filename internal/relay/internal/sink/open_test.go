@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -224,7 +225,7 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 	stacktest.Eventually(t, "State reports the fix", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
 			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Records == 30 &&
-				strings.Contains(b.Reason, "topics.create")
+				strings.Contains(b.Reason(), "topics.create")
 		})
 	})
 
@@ -276,7 +277,7 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	r.send(t, newRecord(topic, "k", "1"))
 	stacktest.Eventually(t, "State reports the reason", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
-			return b.Topic == topic && strings.Contains(b.Reason, "topics.create.replication")
+			return b.Topic == topic && strings.Contains(b.Reason(), "topics.create.replication")
 		})
 	})
 
@@ -284,7 +285,7 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	r.send(t, newRecord(bad, "k", "1"))
 	stacktest.Eventually(t, "State reports the impossible name", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Unwritable) bool {
-			return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name")
+			return b.Topic == bad && strings.Contains(b.Reason(), "does not allow the topic name")
 		})
 	})
 }
@@ -321,7 +322,7 @@ func TestManyMissingTopicsAreCreatedApart(t *testing.T) {
 		t.Errorf("%d topics took %d requests", missing, n)
 	}
 	state := r.State()
-	if len(state) != 1 || state[0].Topic != "new-0" || !strings.Contains(state[0].Reason, "policy") {
+	if len(state) != 1 || state[0].Topic != "new-0" || !strings.Contains(state[0].Reason(), "policy") {
 		t.Errorf("waiting: %+v, want the topic that a policy rejects", state)
 	}
 }
@@ -348,6 +349,8 @@ func TestN09_ATopicThatIsCreatedLateIsOpenedWhole(t *testing.T) {
 	})
 	u := fakeOptions(brokers...)
 	u.cfg.ParkAfter = 3 * openEvery
+	var log stacktest.Buffer
+	u.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 	d := openWithHolder(t, u)
 	d.sendSequence("late", 0, 3)
 	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 3 })
@@ -361,6 +364,20 @@ func TestN09_ATopicThatIsCreatedLateIsOpenedWhole(t *testing.T) {
 	}
 	d.release()
 	d.waitResolved(3)
+
+	// The log has the cause once for each consequence, with the command that ends it, and no problem of the new topic.
+	problems := slices.DeleteFunc(strings.Split(log.String(), "\n"), func(line string) bool {
+		return !strings.Contains(line, "level=WARN") && !strings.Contains(line, "level=ERROR")
+	})
+	if len(problems) != 2 {
+		t.Errorf("got %d problems in the log, want 2:\n%s", len(problems), strings.Join(problems, "\n"))
+	}
+	for i, consequence := range []string{"its records wait", "its records are parked"} {
+		want := fmt.Sprintf(`msg="cannot write a topic; %s" topic=late error="topic \"late\" does not exist" fix="outrelay topics create late, or `, consequence)
+		if i < len(problems) && !strings.Contains(problems[i], want) {
+			t.Errorf("got the line %q, want %q", problems[i], want)
+		}
+	}
 }
 
 // TestTopicDeletedMidRunIsHeldAndComesBack: the records of a deleted topic wait, and are sent when
@@ -738,7 +755,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	p := second.topics[topic].partitions[1]
 	p.topic.hitsLeft -= p.readBack.hits.Len()
 	p.quarantine, p.readBack.hits = true, nil
-	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	p.setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	second.mu.Unlock()
 
 	second.run(t)
@@ -783,6 +800,6 @@ func TestKafkasWordsAreShown(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the reason", func() bool {
 		state := d.r.State()
-		return len(state) == 1 && strings.Contains(state[0].Reason, "collides with existing topic") && strings.Contains(state[0].Reason, name+".a_b")
+		return len(state) == 1 && strings.Contains(state[0].Reason(), "collides with existing topic") && strings.Contains(state[0].Reason(), name+".a_b")
 	})
 }

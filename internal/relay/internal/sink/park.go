@@ -107,7 +107,7 @@ func (pk *parker) parkUnwritable(now time.Time) {
 // parkPartitionsLocked parks the partitions of topic that must be parked now.
 func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memory) {
 	var parked []int32
-	records, cause := 0, ""
+	records, why := 0, obstacle{}
 	for _, p := range topic.partitions {
 		if pk.sink.ended != nil {
 			break
@@ -116,7 +116,7 @@ func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memor
 		// settled the request.
 		if !p.busy && pk.mustParkLocked(p, now, memory) {
 			if !p.parked {
-				parked, cause = append(parked, p.tp.Partition), p.obstacle.text
+				parked, why = append(parked, p.tp.Partition), p.obstacle
 			}
 			records += pk.parkPartitionLocked(p, now)
 		}
@@ -128,8 +128,8 @@ func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memor
 
 	// A topic that was deleted parks all of its partitions at once: one fact, one line.
 	if len(parked) > 0 {
-		pk.sink.log.Warn("partitions are parked; their records are sent when they can be written again",
-			"topic", topic.name, "partitions", parked, "error", cause, "records", records)
+		pk.sink.log.Warn("cannot write partitions of a topic; their records are parked",
+			append(why.logFields(topic.name), "partitions", parked, "records", records)...)
 	}
 }
 
@@ -240,8 +240,7 @@ func (pk *parker) parkTopicLocked(topic *topic) {
 	topic.waiting, topic.parked = nil, true
 	stream, sides := pk.withdrawBatchesLocked(topic, waiting, record.ErrParked)
 	topic.turnAway(stream, sides)
-	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
-		"topic", topic.name, "error", topic.obstacle.text, "records", stream+sides)
+	pk.sink.log.Warn("cannot write a topic; its records are parked", append(topic.obstacle.logFields(topic.name), "records", stream+sides)...)
 }
 
 // withdrawBatchesLocked gives the records of batches back to the Holder. It returns how many of them belong to the

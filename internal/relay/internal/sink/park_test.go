@@ -575,7 +575,7 @@ func (r *testSink) runAndKill(t *testing.T) error {
 type parkedLines chan string
 
 func (p parkedLines) Write(line []byte) (int, error) {
-	if strings.Contains(string(line), "partitions are parked") {
+	if strings.Contains(string(line), "cannot write partitions of a topic") {
 		p <- string(line)
 	}
 	return len(line), nil

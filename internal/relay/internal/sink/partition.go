@@ -62,6 +62,7 @@ type readBack struct {
 type obstruction struct {
 	obstacle        obstacle
 	since           time.Time // when the first of the current obstacles appeared
+	kindSince       time.Time // since when the obstacle is of its kind
 	unwritableSince time.Time // since when the obstacle is one that parks
 	logged          obstacle  // the obstacle that was logged last since then
 }
@@ -80,7 +81,7 @@ const (
 // shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
 func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
 	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
-	if o.obstacle == o.logged || mayBeNew && now.Sub(o.since) < settleTime {
+	if o.obstacle == o.logged || mayBeNew && now.Sub(o.kindSince) < settleTime {
 		return false
 	}
 	o.logged = o.obstacle
@@ -92,6 +93,9 @@ func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
 func (o *obstruction) updateObstacle(next obstacle, now time.Time, parks func(obstacle) bool) {
 	if o.obstacle.none() {
 		o.since, o.logged = now, obstacle{}
+	}
+	if next.kind != o.obstacle.kind {
+		o.kindSince = now
 	}
 	if parks(next) && !parks(o.obstacle) {
 		o.unwritableSince = now
@@ -219,8 +223,6 @@ type topic struct {
 	waiting     []*pending // records that wait for the topic to be opened, in order
 	nextAttempt time.Time  // the earliest time of the next attempt to open it
 	missing     bool       // it has to be created
-
-	leaderlessSince time.Time // since when a partition has no leader, while that keeps the topic from being opened
 
 	maxBytes    int  // max.message.bytes; 0: unknown
 	batchLimit  int  // the largest batch that the sink builds

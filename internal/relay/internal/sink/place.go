@@ -166,12 +166,12 @@ func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
 	why := topicObstacle(topic.name, err)
 	code, _ := err.(kafkawire.Code) //nolint:errorlint // kafkawire.Layout holds the bare code
 	if code == kafkawire.UnknownTopicOrPartition {
-		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
-			"create it again with at least %d partitions, or grant DESCRIBE", topic.name, len(topic.partitions))
+		why.cause = fmt.Sprintf("topic %q was deleted, or may not be described", topic.name)
+		why.fix = kafkawire.TopicFix(why.kind, topic.name, len(topic.partitions))
 	}
 	topic.setObstacle(why, now)
 	if topic.shouldLog(now, createdByHand) {
-		r.sink.log.Error("topic cannot be written", "topic", topic.name, "error", why.text)
+		r.sink.log.Error("cannot write a topic; its records wait", why.logFields(topic.name)...)
 	}
 
 	for _, p := range topic.partitions {
@@ -211,14 +211,15 @@ func (r *refresher) setLeaderLocked(partition *partition, layout []kafkawire.Par
 		// The reason of the quarantine explains more than the state of the leader.
 	case partition.needsReadBack && to != nil:
 		partition.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
-			"which could not be written; a takeover reads it soon", id, topic)}, now)
+			"which could not be written; a takeover reads it soon", id, topic), ""}, now)
 	case gone:
 		partition.away = true
-		partition.setObstacle(obstacle{kindTooSmall, fmt.Sprintf("topic %q no longer has a partition %d; "+
-			"add partitions until it has %d", topic, id, len(partition.topic.partitions))}, now)
+		partition.setObstacle(obstacle{
+			kindTooSmall, fmt.Sprintf("topic %q no longer has a partition %d", topic, id),
+			kafkawire.TopicFix(kindTooSmall, topic, len(partition.topic.partitions)),
+		}, now)
 	case to == nil:
-		partition.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
-			"check its brokers", id, topic)}, now)
+		partition.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader", id, topic), "check its brokers"}, now)
 	case partition.loop == nil:
 		partition.clearObstacle()
 	}

@@ -58,9 +58,9 @@ func TestQuotaIsHonoredAndNamed(t *testing.T) {
 	named := false
 	stacktest.Eventually(t, "the records are delivered", func() bool {
 		for _, b := range r.State() {
-			named = named || b.Kind == kindThrottled && strings.Contains(b.Reason, "quota of Kafka") && strings.Contains(b.Reason, id)
+			named = named || b.Kind == kindThrottled && strings.Contains(b.Reason(), "quota of Kafka") && strings.Contains(b.Reason(), id)
 			if b.Kind == kindUnreachable {
-				t.Errorf("the broker counts as unreachable: %s", b.Reason)
+				t.Errorf("the broker counts as unreachable: %s", b.Reason())
 			}
 		}
 		// The rest need not wait.

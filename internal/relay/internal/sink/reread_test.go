@@ -55,7 +55,7 @@ func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	hits := p.readBack.hits
 	p.topic.hitsLeft -= hits.Len()
 	p.quarantine, p.readBack.hits = true, nil
-	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	p.setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	return p, hits
 }
 

@@ -180,7 +180,7 @@ func TestForbiddenTopicHoldsItselfAlone(t *testing.T) {
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 20 })
 	stacktest.Eventually(t, "State reports the reason", func() bool {
 		for _, b := range r.State() {
-			if b.Topic == "a" && b.Kind == kindForbidden && strings.Contains(b.Reason, "WRITE") && b.Records == 20 {
+			if b.Topic == "a" && b.Kind == kindForbidden && strings.Contains(b.Reason(), "WRITE") && b.Records == 20 {
 				return true
 			}
 		}

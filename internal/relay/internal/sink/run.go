@@ -11,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
 const (
@@ -152,7 +153,8 @@ type Unwritable struct {
 	Topic     string
 	Partition int32 // −1: the topic
 	Kind      string
-	Reason    string // for operators: what happened, to which target, and the fix
+	Cause     string // for operators: the event and its target
+	Fix       string // "" if it is part of the cause
 	Since     time.Time
 	// Records is the number of records that wait, and of those that were given back or not taken since the target was parked, at least.
 	Records int
@@ -160,6 +162,9 @@ type Unwritable struct {
 	// Partitions is the number of partitions that a missing or too small topic needs; 0: any.
 	Partitions int
 }
+
+// Reason returns the cause and the fix.
+func (b Unwritable) Reason() string { return kafkawire.JoinFix(b.Cause, b.Fix) }
 
 // State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
 // for which nothing waits, even if they cannot be written. The gauge of the quarantine counts all
@@ -171,7 +176,7 @@ func (s *Sink) State() []Unwritable {
 	var list []Unwritable
 	for _, t := range s.topics {
 		if n := countRecords(t.waiting) + t.waitingRecords(); n > 0 && !t.obstacle.none() {
-			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked, t.neededFor(t.obstacle)})
+			list = append(list, Unwritable{t.name, -1, t.obstacle.kind, t.obstacle.cause, t.obstacle.fix, t.since, n, t.parked, t.neededFor(t.obstacle)})
 		}
 
 		for _, p := range t.partitions {
@@ -185,7 +190,7 @@ func (s *Sink) State() []Unwritable {
 			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
 				continue
 			}
-			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked, t.neededFor(p.obstacle)})
+			list = append(list, Unwritable{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.cause, p.obstacle.fix, p.since, n, p.parked, t.neededFor(p.obstacle)})
 		}
 	}
 

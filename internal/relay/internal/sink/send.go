@@ -188,7 +188,7 @@ func (s *Sink) keepUntilOpenLocked(topic *topic, rec *record.Record, ticket reco
 	kept.wantedPartitions = append(kept.wantedPartitions, rec.Partition)
 
 	if topic.obstacle.none() {
-		topic.setObstacle(obstacle{kindOpening, fmt.Sprintf("topic %q is being opened", topic.name)}, time.Now())
+		topic.setObstacle(obstacle{kindOpening, fmt.Sprintf("topic %q is being opened", topic.name), ""}, time.Now())
 		retry.Signal(s.opener.wake)
 	}
 	if topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > s.parker.maxObstructed {

@@ -62,12 +62,12 @@ func (l *loop) settleRequest(err error) {
 			l.rejectSizeLocked(partition, f.batch)
 			continue
 		}
-		reason := obstacle{kindUnreachable, "the broker's response leaves it out"}
+		reason := obstacle{kindUnreachable, "the broker's response leaves it out", ""}
 		switch {
 		case why != "":
-			reason = obstacle{kindRejected, why}
+			reason = obstacle{kindRejected, why, ""}
 		case err != nil:
-			reason.text = err.Error()
+			reason.cause = err.Error()
 		}
 		l.retryLaterLocked(partition, reason, now)
 	}
@@ -139,7 +139,7 @@ func (l *loop) applyResultLocked(partition *partition, result *kafkawire.Produce
 			retry.Signal(l.sink.refresher.wake)
 		}
 		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", partition.tp.Partition, partition.tp.Topic, result.Code)
-		l.retryLaterLocked(partition, obstacle{kindRejected, text}, now)
+		l.retryLaterLocked(partition, obstacle{kindRejected, text, ""}, now)
 
 	case kafkawire.VerdictTooLarge, kafkawire.VerdictBadRecords:
 		// Kafka checks the size and the records before it checks for duplicates. So an earlier
@@ -388,8 +388,8 @@ func (l *loop) handleCorruptLocked(partition *partition, batch *pending, now tim
 		return
 	}
 
-	why := obstacle{kindRejected, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
-		"look for a proxy or a network card that changes data", partition.tp.Partition, partition.tp.Topic)}
+	why := obstacle{kindRejected, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt",
+		partition.tp.Partition, partition.tp.Topic), "look for a proxy or a network card that changes data"}
 	if batch.corruptCount%corruptTries != 0 {
 		l.retryLaterLocked(partition, why, now)
 		return

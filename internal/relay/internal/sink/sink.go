@@ -173,7 +173,7 @@ func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 	for tp, reason := range out.Quarantined {
 		partition := findOrAdd(tp)
 		partition.quarantine = true
-		partition.setObstacle(obstacle{kindQuarantined, reason}, now)
+		partition.setObstacle(obstacle{kindQuarantined, reason, ""}, now)
 
 		// N9: a partition without a stored offset is read from 0.
 		offset := int64(0)

@@ -26,7 +26,7 @@ func TestStateListsOnlyTargetsWithRecords(t *testing.T) {
 	r.findOrAddTopicLocked("a").addPartitions(2)
 	r.findOrAddTopicLocked("b").addPartitions(2)
 	r.topics["b"].partitions[1].quarantine = true
-	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	r.mu.Unlock()
 
 	r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
@@ -48,7 +48,7 @@ func TestStateListsOnlyTargetsWithRecords(t *testing.T) {
 		t.Fatalf("state %+v, want two partitions of a, and one of b", state)
 	}
 	for _, b := range r.State() {
-		if b.Records != 1 || b.Reason == "" || b.Since.IsZero() {
+		if b.Records != 1 || b.Reason() == "" || b.Since.IsZero() {
 			t.Errorf("target %+v, want one record, a reason and a time", b)
 		}
 	}
@@ -142,7 +142,7 @@ func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
 		o := &obstruction{}
 
 		set := func(kind string, after time.Duration) bool {
-			o.updateObstacle(obstacle{kind, "why"}, began.Add(after), obstacle.parksTopic)
+			o.updateObstacle(obstacle{kind, "why", ""}, began.Add(after), obstacle.parksTopic)
 			return o.shouldLog(began.Add(after), creation(c.creates))
 		}
 
@@ -155,6 +155,10 @@ func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
 
 		if set(c.kind, 2*settleTime) {
 			t.Errorf("%s is logged twice", c.kind)
+		}
+		// A missing topic that is created by hand has no leader for a moment, too.
+		if set(kindNoLeader, 2*settleTime) && c.kind != kindNoLeader {
+			t.Errorf("a missing leader after %s is logged at once", c.kind)
 		}
 		if !set(kindRejected, 2*settleTime) {
 			t.Errorf("another reason after %s is not logged", c.kind)

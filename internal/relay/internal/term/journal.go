@@ -56,7 +56,7 @@ func (j *journal) announceParked(unwritable []sink.Unwritable) {
 			continue
 		}
 		if !j.parkedTopics[b.Topic] && !parked[b.Topic] {
-			j.appendInBackground(nodes.TopicParked, bson.D{{Key: "topic", Value: b.Topic}, {Key: "reason", Value: b.Reason}})
+			j.appendInBackground(nodes.TopicParked, bson.D{{Key: "topic", Value: b.Topic}, {Key: "reason", Value: b.Reason()}})
 		}
 		parked[b.Topic] = true
 		delete(flowing, b.Topic)

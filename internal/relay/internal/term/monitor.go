@@ -172,8 +172,9 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	// The position waits for the targets that are not parked. The first of them is the problem.
 	unwritable := opened.State()
 	m.brokersAway = false
-	text, records := "", 0
-	for _, b := range unwritable {
+	var stuck *sink.Unwritable
+	for i := range unwritable {
+		b := &unwritable[i]
 		if b.Parked {
 			continue
 		}
@@ -181,24 +182,39 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 		m.brokersAway = m.brokersAway || b.WaitsForBroker()
 
 		// A topic that was just created has no leader for a moment.
-		if text == "" && now.Sub(b.Since) >= stuckAfter {
-			text, records = fmt.Sprintf("topic %q: %s", b.Topic, b.Reason), b.Records
+		if stuck == nil && now.Sub(b.Since) >= stuckAfter {
+			stuck = b
 		}
 	}
+
+	m.reportStuck(stuck)
+	m.reportStandstill(now, stuck != nil)
 
 	unwritable = limitUnwritable(unwritable)
 	m.slot.setUnwritableGauges(unwritable)
 	m.journal.announceParked(unwritable)
-	if m.slot.State.SetProblem("stuck", text) && text != "" {
-		line := []any{"waits", text, "records", records}
-		// With the error of the outage, the log counts this line to the outage and does not repeat it.
-		if away := m.slot.shared.Kafka.Outage(); away != nil {
-			line = append(line, "error", away)
-		}
-		m.log.Warn("a target cannot be written; the position waits for it", line...)
-	}
-	m.reportStandstill(now, text != "")
 	m.progress.stats.update(now, m, stream, unwritable)
+}
+
+// reportStuck reports the problem of the target for which the position waits, or its end for nil.
+func (m *monitor) reportStuck(target *sink.Unwritable) {
+	if target == nil {
+		m.slot.State.SetProblem("stuck", "")
+		return
+	}
+	if !m.slot.State.SetProblem("stuck", fmt.Sprintf("topic %q: %s", target.Topic, target.Reason())) {
+		return
+	}
+
+	line := []any{"topic", target.Topic, "error", target.Cause}
+	// With the error of the outage, the log counts this line to the outage and does not repeat it.
+	if away := m.slot.shared.Kafka.Outage(); away != nil {
+		line[3] = away
+	}
+	if target.Fix != "" {
+		line = append(line, "fix", target.Fix)
+	}
+	m.log.Warn("cannot write a topic; the position waits for it", append(line, "records", target.Records)...)
 }
 
 // reportStream reports the problem of the stream. It returns the state for the status.
@@ -282,7 +298,7 @@ func limitUnwritable(list []sink.Unwritable) []sink.Unwritable {
 				Since:  b.Since,
 				Parked: b.Parked,
 				Kind:   b.Kind,
-				Reason: "more topics wait: " + b.Kind,
+				Cause:  "more topics wait: " + b.Kind,
 			})
 		}
 		out[i].Records += b.Records
@@ -409,7 +425,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	// A new list: the last one may be in use by a renewal.
 	v.current.Unwritable = make([]unwritableTarget, len(unwritable))
 	for i, target := range unwritable {
-		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason, target.Since, target.Records, target.Parked, target.Partitions}
+		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason(), target.Since, target.Records, target.Parked, target.Partitions}
 	}
 	v.current.LagMS = lagOf(monitor.resolver, stream, monitor.slot.shared.Clock.Now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()
@@ -418,7 +434,7 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	// The most important state is set last.
 	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
 	if i := slices.IndexFunc(unwritable, func(target sink.Unwritable) bool { return !target.Parked }); i >= 0 {
-		v.current.State, v.current.Reason = "unwritable", unwritable[i].Reason
+		v.current.State, v.current.Reason = "unwritable", unwritable[i].Reason()
 	} else if monitor.resolver.Waiting() {
 		v.current.State = "waiting"
 		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
