@@ -52,6 +52,9 @@ func writeConversation(out io.Writer, id string, found admin.Conversation) {
 				sanitizeLine(admin.NameHandler(letter.Source.Group, letter.Source.Handler)), letter.State(), sanitizeLine(letter.Class), sanitizeLine(letter.Reason))
 		}
 	}
+	if found.Limits != "" {
+		fmt.Fprintln(out, "note: "+found.Limits)
+	}
 	if found.More {
 		fmt.Fprintln(out, "there are more; restrict the lookup, or raise --limit")
 	}

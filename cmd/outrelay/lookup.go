@@ -105,7 +105,9 @@ func writeFoundEnvelope(out io.Writer, envelope *admin.FoundEnvelope) {
 	}
 	printField("type", "%s", describeType(envelope))
 	printField("key", "%s", envelope.Key)
-	printField("conversation", "%s", quoteArgument(envelope.ConversationID()))
+	if conversation := envelope.ConversationID(); conversation != "" {
+		printField("conversation", "%s", quoteArgument(conversation))
+	}
 	if len(envelope.Waits) > 0 {
 		printField("waits for", "%s, %s", strings.Join(envelope.Waits, ", "), countNoun(int64(envelope.Attempts), "attempt"))
 	}

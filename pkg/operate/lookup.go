@@ -98,6 +98,7 @@ type Conversation struct {
 	Events []ConversationEvent // an event follows the event that caused it
 	Since  time.Time           // events that were written before are not searched
 	More   bool                // there are more events
+	Limits string              // the limits of the result, in a sentence; "" if it is complete
 }
 
 // ConversationEvent is an event of a conversation, without its payload.
@@ -128,7 +129,7 @@ func (o *Operator) Conversation(ctx context.Context, correlationID string) (Conv
 		return Conversation{}, explain(doing, err)
 	}
 
-	found := Conversation{Since: stored.Since, More: stored.More}
+	found := Conversation{Since: stored.Since, More: stored.More, Limits: stored.Limits}
 	for i := range stored.Events {
 		event := &stored.Events[i]
 		next := ConversationEvent{

@@ -272,6 +272,31 @@ func TestScheduledEventsAreMovedAndCanceled(t *testing.T) {
 	}
 }
 
+// A scheduled event has the same conversation and the same aggregate before and after its delivery.
+func TestAScheduledEventKeepsItsConversation(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	s.runRelay()
+	op := s.operator()
+	cause := event.WithCause(event.Cause{CorrelationID: "req-1", CausationID: "msg-1"})
+	id := s.append("o1", cause, event.WithDueAt(time.Now().Add(6*time.Second)))
+	for _, state := range []string{"scheduled", "delivered"} {
+		var life operate.Found
+		stacktest.Eventually(t, "the event is "+state, func() bool {
+			var err error
+			life, err = op.Lookup(t.Context(), id)
+			return err == nil && len(life.Events) == 1 && life.Events[0].State == state
+		}, func() any { return life })
+		if got := life.Events[0]; got.CorrelationID != "req-1" || got.CausationID != "msg-1" || got.AggregateType != "order" || got.AggregateID != "o1" {
+			t.Errorf("%s: got %+v", state, got)
+		}
+		found, err := op.Conversation(t.Context(), "req-1")
+		if err != nil || len(found.Events) != 1 || found.Events[0].ID != id || found.Events[0].State != state {
+			t.Errorf("the conversation of the %s event: got %+v, %v", state, found, err)
+		}
+	}
+}
+
 // A service pauses and resumes its watcher, and makes the owner step down.
 func TestAServicePausesAndResumes(t *testing.T) {
 	t.Parallel()

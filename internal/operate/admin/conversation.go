@@ -33,8 +33,9 @@ type Conversation struct {
 	// Events is a tree: an event follows the event that caused it, with a greater depth. Events with the same cause are in the
 	// order of their time.
 	Events []ConversationEvent `json:"events"`
-	Since  time.Time           `json:"since"` // begin of the time window of the search
-	More   bool                `json:"more"`  // the result exceeds the limit
+	Since  time.Time           `json:"since"`            // begin of the time window of the search
+	More   bool                `json:"more"`             // the result exceeds the limit
+	Limits string              `json:"limits,omitempty"` // the limits of the result, in a sentence
 }
 
 // ConversationEvent is one event of a [Conversation], without its payload.
@@ -91,7 +92,8 @@ func (o Operator) Conversation(ctx context.Context, query ConversationQuery) (Co
 	}
 	// An event that is sent in between must not look delivered before it is, so the waiting envelopes come first.
 	for _, step := range []func(context.Context) error{
-		search.findWaiting, func(ctx context.Context) error { return search.findInOutboxes(ctx, names) }, search.findLetters, search.findHandlerLetters,
+		search.findWaiting, func(ctx context.Context) error { return search.findInOutboxes(ctx, names) }, search.findRecent,
+		search.findLetters, search.findHandlerLetters,
 	} {
 		if err := step(ctx); err != nil {
 			return out, err
@@ -99,8 +101,15 @@ func (o Operator) Conversation(ctx context.Context, query ConversationQuery) (Co
 	}
 
 	out.More, out.Events = search.more, arrangeConversation(search.events)
+	if slices.ContainsFunc(out.Events, func(found ConversationEvent) bool { return found.State == stateDelivered }) {
+		out.Limits = conversationLimits
+	}
 	return out, nil
 }
+
+// conversationLimits states which events a search cannot find. An event leaves its outbox when it is due, or with the purge.
+const conversationLimits = "a delivered event that is in no outbox any more, such as a scheduled one, is only found among the recent deliveries, " +
+	"of which owners keep 50 for each slot"
 
 // conversationSearch collects the events of a conversation.
 type conversationSearch struct {
@@ -219,6 +228,29 @@ func (s *conversationSearch) findInOutboxes(ctx context.Context, names []string)
 				s.addEnvelope(s.settled.describeEnvelope(ns, s.op.Mapping.ToContract(raw)))
 			}
 		}
+	}
+	return nil
+}
+
+// findRecent adds the recent deliveries, of which the outbox may have no envelope any more.
+func (s *conversationSearch) findRecent(ctx context.Context) error {
+	recent, err := s.op.Activity().Recent(ctx, "")
+	if err != nil {
+		return err
+	}
+
+	for i := range recent.Events {
+		event := &recent.Events[i]
+		isOther := s.query.Collection != "" && s.query.Collection != event.Collection
+		if isOther || event.CorrelationID != s.query.ID && event.ID != s.query.ID {
+			continue
+		}
+		found := newTracedEvent(event.Collection, event.ID, event.Type, event.Key)
+		found.AggregateType, found.AggregateID, found.CausationID = event.AggregateType, event.AggregateID, event.CausationID
+		if found.Written = readIDTime(event.ID); found.Written != nil {
+			found.stamp = bson.Timestamp{T: uint32(found.Written.Unix())}
+		}
+		s.addEnvelope(found)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
+	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -81,6 +82,40 @@ func TestAConversationIsATreeOfAllStores(t *testing.T) {
 	}
 	if _, err := f.op.Conversation(t.Context(), admin.ConversationQuery{}); err == nil {
 		t.Error("an empty id was accepted")
+	}
+}
+
+// A scheduled event leaves its outbox when it is sent. The recent deliveries keep its conversation and its aggregate.
+func TestASentScheduledEventStaysInItsConversation(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	ns, due := mongodb.Namespace(f.a), time.Now().Add(-time.Minute)
+	mustInsert(t, f.a, append(letterOf("first", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(due.Unix()) - 100, I: 1}}))
+	f.storeReport("orders/0of1", activity.Report{At: time.Now(), Events: []activity.Event{
+		{ID: "due", Type: "LoanDue", Key: "7", Collection: ns, AggregateType: "loan", AggregateID: "7", CorrelationID: "first", CausationID: "first", Topic: "loan", Offset: 5, AckedAt: due},
+		{ID: "alone", Type: "LoanDue", Key: "8", Collection: ns, Topic: "loan", Offset: 6, AckedAt: due},
+		{ID: "other", Type: "LoanDue", Key: "9", Collection: ns, CorrelationID: "another", Topic: "loan", Offset: 7, AckedAt: due},
+	}})
+
+	for id, want := range map[string]string{"due": "first loan 7", "alone": "alone  "} {
+		got, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: id})
+		if err != nil || len(got.Envelopes) != 1 {
+			t.Fatalf("%s: %+v, %v", id, got, err)
+		}
+		if e := got.Envelopes[0]; e.ConversationID()+" "+e.AggregateType+" "+e.AggregateID != want {
+			t.Errorf("%s: conversation %s, aggregate %s %s; want %s", id, e.ConversationID(), e.AggregateType, e.AggregateID, want)
+		}
+	}
+
+	got, err := f.op.Conversation(t.Context(), admin.ConversationQuery{ID: "first"})
+	if err != nil || len(got.Events) != 2 || !strings.Contains(got.Limits, "recent deliveries") {
+		t.Fatalf("%+v, %v; want both events and the limit of the search", got, err)
+	}
+	if e := got.Events[1]; e.ID != "due" || e.Depth != 1 || e.State != "delivered" || e.AggregateType != "loan" || e.CausationID != "first" {
+		t.Errorf("%+v", e)
+	}
+	if got, err := f.op.Conversation(t.Context(), admin.ConversationQuery{ID: "alone", Collection: "other.outbox"}); err == nil && len(got.Events) > 0 {
+		t.Errorf("an event of another outbox: %+v", got)
 	}
 }
 

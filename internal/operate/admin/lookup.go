@@ -332,8 +332,6 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		AggregateID:   truncateText(envelope.CanonicalText(stored.AggregateID)),
 		Key:           truncateText(cmp.Or(envelope.CanonicalText(stored.Key), envelope.CanonicalText(stored.AggregateID))),
 		Topic:         truncateText(envelope.CanonicalText(stored.Topic)),
-		CorrelationID: truncateText(cause.CorrelationID),
-		CausationID:   truncateText(cause.CausationID),
 		Waits:         []string{},
 		Handlers:      []FoundHandler{},
 		DueAt:         stored.DueAt,
@@ -341,6 +339,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		Sent:          stored.Sent,
 		Timeline:      []TimelineEntry{},
 	}
+	foundEnvelope.setCause(truncateText(cause.CorrelationID), truncateText(cause.CausationID))
 	if foundEnvelope.Sent == nil {
 		foundEnvelope.Sent = []outboxes.Place{}
 	}

@@ -163,13 +163,8 @@ func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope
 	})
 	if at < 0 {
 		event := newTracedEvent(collection, id, typ, key)
-		// The outbox that had its stamp has it no more; its id may have a time as well.
-		if bsonType, value, err := parseIDs(id)[0].MarshalBSONValue(); err == nil {
-			if written, found := outboxes.IDTime(bsonType, value); found {
-				written = written.UTC()
-				event.Written = &written
-				event.Timeline = append(event.Timeline, TimelineEntry{At: written, What: eventAppended})
-			}
+		if event.Written = readIDTime(id); event.Written != nil {
+			event.Timeline = append(event.Timeline, TimelineEntry{At: *event.Written, What: eventAppended})
 		}
 		r.Envelopes = append(r.Envelopes, event)
 		at = len(r.Envelopes) - 1
@@ -179,11 +174,27 @@ func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope
 	return event
 }
 
+// readIDTime returns the time that an id contains, or nil. An event that has left its outbox has no stamp any more.
+func readIDTime(id string) *time.Time {
+	bsonType, value, err := parseIDs(id)[0].MarshalBSONValue()
+	if err != nil {
+		return nil
+	}
+	written, found := outboxes.IDTime(bsonType, value)
+	if !found {
+		return nil
+	}
+	written = written.UTC()
+	return &written
+}
+
 // addTraces adds the traces to the events.
 func (r *LookupResult) addTraces(traces traces) {
 	for i := range traces.recent {
 		recent := &traces.recent[i]
 		event := r.findEvent(recent.Collection, recent.ID, recent.Type, recent.Key)
+		event.AggregateType, event.AggregateID = cmp.Or(event.AggregateType, recent.AggregateType), cmp.Or(event.AggregateID, recent.AggregateID)
+		event.setCause(recent.CorrelationID, recent.CausationID)
 		place := outboxes.Place{Topic: recent.Topic, Partition: recent.Partition, Offset: recent.Offset}
 		if event.addPlace(place) {
 			event.Timeline = append(event.Timeline, TimelineEntry{At: recent.AckedAt.UTC(), What: eventSent, Text: formatPlace(place)})
@@ -248,6 +259,7 @@ func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
 	found := FoundHandler{
 		Group: letter.Source.Group, Handler: letter.Source.Handler, State: letter.State(), At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
 	}
+	event.AggregateType, event.AggregateID = cmp.Or(event.AggregateType, letter.AggregateType), cmp.Or(event.AggregateID, letter.AggregateID)
 	event.addPlace(letter.origin.place)
 	event.addAttempts(found.Name(), letter.Attempts)
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})

@@ -63,11 +63,24 @@ type FoundEnvelope struct {
 	Handlers []FoundHandler   `json:"handlers"`          // the handlers that store something about the event
 	Timeline []TimelineEntry  `json:"timeline"`          // in the order of time
 
-	stamp bson.Timestamp // of the insert
+	stamp     bson.Timestamp // of the insert
+	causeRead bool           // the headers of the event were read; only a mark may be left of it
 }
 
-// ConversationID returns the id of the conversation of the event. An event without one may begin a conversation.
-func (e FoundEnvelope) ConversationID() string { return cmp.Or(e.CorrelationID, e.ID) }
+// ConversationID returns the id of the conversation of the event, or "" if its headers are not stored any more. An event without a
+// correlation id may begin a conversation, with its own id.
+func (e FoundEnvelope) ConversationID() string {
+	if e.CorrelationID == "" && e.causeRead {
+		return e.ID
+	}
+	return e.CorrelationID
+}
+
+// setCause sets the cause that the headers of the event have.
+func (e *FoundEnvelope) setCause(correlation, causation string) {
+	e.CorrelationID, e.CausationID = cmp.Or(e.CorrelationID, correlation), cmp.Or(e.CausationID, causation)
+	e.causeRead = true
+}
 
 // maxSearched bounds the names of outboxes in a result.
 const maxSearched = 20

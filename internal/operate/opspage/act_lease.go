@@ -131,7 +131,7 @@ func planStepDown(call *call) (preview, error) {
 		return preview{}, err
 	}
 
-	// The check is part of each preview. So if the last standby stops before the confirmation, the page asks again.
+	// The check is part of each preview. So if the last standby stops before the confirmation, the page shows the question again.
 	missing := call.use.Lease.CheckStandby(call.ctx, hold)
 	if missing != nil && !errors.Is(missing, admin.ErrNoStandby) {
 		return preview{}, missing

@@ -1,11 +1,13 @@
 package activity
 
 import (
+	"cmp"
 	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
@@ -163,20 +165,31 @@ type Sample struct {
 	event Event
 }
 
-// Sample returns a sample of an envelope if there is room for another one in the second of now, and nil otherwise. recs are
+// Sample returns a sample of the envelope in view if there is room for another one in the second of now, and nil otherwise. recs are
 // its records, and commitMS its commit time, or 0 if its delivery has nothing to do with its commit. Sample does not retain
 // its arguments.
-func (l *Log) Sample(now time.Time, recs []record.Record, eventType, db, coll []byte, commitMS int64) *Sample {
+func (l *Log) Sample(now time.Time, recs []record.Record, view *envelope.View, db, coll []byte, commitMS int64) *Sample {
 	if l == nil || len(recs) == 0 || !l.reserveSample(now.Unix()) {
 		return nil
 	}
 
+	text := func(bytes []byte) string { return record.Shorten(string(bytes), maxText) }
 	sample := &Sample{log: l, event: Event{
-		ID:         record.Shorten(string(recs[0].DocumentID()), maxText),
-		Type:       record.Shorten(string(eventType), maxText),
-		Key:        record.Shorten(string(recs[0].Key), maxText),
-		Collection: string(db) + "." + string(coll),
+		ID:            text(recs[0].DocumentID()),
+		Type:          text(view.Type),
+		Key:           text(recs[0].Key),
+		AggregateType: text(view.AggregateType),
+		AggregateID:   text(view.AggregateID),
+		Collection:    string(db) + "." + string(coll),
 	}}
+	for headers := view.Headers.Iter(); headers.Next(); {
+		switch string(headers.Key) {
+		case record.HeaderCorrelationID:
+			sample.event.CorrelationID = cmp.Or(sample.event.CorrelationID, text(headers.Value))
+		case record.HeaderCausationID:
+			sample.event.CausationID = cmp.Or(sample.event.CausationID, text(headers.Value))
+		}
+	}
 	if commitMS > 0 {
 		sample.event.CommittedAt = time.UnixMilli(commitMS)
 	}

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
@@ -121,14 +124,29 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 	l := New(c.now)
 	var none *Log
 	recs := []record.Record{{Topic: "orders", Key: []byte("customer-7"), Headers: []record.Header{{Key: []byte("id"), Value: []byte("e-1")}}}}
-	if none.Sample(c.at, recs, nil, nil, nil, 1) != nil || l.Sample(c.at, nil, nil, nil, nil, 1) != nil {
+	if none.Sample(c.at, recs, &envelope.View{}, nil, nil, 1) != nil || l.Sample(c.at, nil, &envelope.View{}, nil, nil, 1) != nil {
 		t.Error("nothing is sampled")
 	}
 
+	raw, err := bson.Marshal(bson.D{
+		{Key: "_id", Value: "e-1"},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "o-1"},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "headers", Value: bson.D{{Key: "correlation-id", Value: "req-1"}, {Key: "causation-id", Value: "cart-1"}}},
+		{Key: "payload", Value: "x"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := &envelope.View{}
+	if err := envelope.Parse(raw, view); err != nil {
+		t.Fatal(err)
+	}
 	sampled := 0
 	for second := range 10 {
 		for i := range 3 * sampledPerSecond {
-			s := l.Sample(c.at, recs, []byte("OrderPlaced"), []byte("shop"), []byte("outbox"), c.at.Add(-5*time.Millisecond).UnixMilli())
+			s := l.Sample(c.at, recs, view, []byte("shop"), []byte("outbox"), c.at.Add(-5*time.Millisecond).UnixMilli())
 			if s == nil {
 				continue
 			}
@@ -147,7 +165,7 @@ func TestFirstEventsOfASecondAreSampled(t *testing.T) {
 	at := c.at.Add(-time.Second)
 	want := Event{
 		ID: "e-1", Type: "OrderPlaced", Key: "customer-7", Collection: "shop.outbox", Topic: "orders", Partition: 1, Offset: 900 + sampledPerSecond - 1,
-		CommittedAt: at.Add(-5 * time.Millisecond), AckedAt: at,
+		AggregateType: "order", AggregateID: "o-1", CorrelationID: "req-1", CausationID: "cart-1", CommittedAt: at.Add(-5 * time.Millisecond), AckedAt: at,
 	}
 	if r.Events[0] != want {
 		t.Errorf("the newest is %+v, want %+v", r.Events[0], want)
@@ -187,15 +205,16 @@ func TestObservingAllocatesNothing(t *testing.T) {
 	l := New(c.now)
 	b := c.newBatch("orders", 0, make([]time.Duration, 512)...)
 	recs := []record.Record{{Topic: "orders"}}
+	var view envelope.View
 
 	// The first events of an interval are samples; none is left to take after this loop.
 	l.Observe(b)
-	for l.Sample(c.at, recs, nil, nil, nil, 1) != nil {
+	for l.Sample(c.at, recs, &view, nil, nil, 1) != nil {
 	}
 
 	if n := testing.AllocsPerRun(100, func() {
 		l.Observe(b)
-		l.Sample(c.at, recs, nil, nil, nil, 1)
+		l.Sample(c.at, recs, &view, nil, nil, 1)
 	}); n != 0 {
 		t.Errorf("%v allocations for a batch and an event that is not sampled", n)
 	}
@@ -243,11 +262,12 @@ func BenchmarkSample(b *testing.B) {
 	c := newClock()
 	l := New(c.now)
 	recs := []record.Record{{Topic: "orders"}}
-	for l.Sample(c.at, recs, nil, nil, nil, 1) != nil {
+	var view envelope.View
+	for l.Sample(c.at, recs, &view, nil, nil, 1) != nil {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Sample(c.at, recs, nil, nil, nil, 1)
+		l.Sample(c.at, recs, &view, nil, nil, 1)
 	}
 }
 

@@ -54,15 +54,20 @@ type Others struct {
 
 // Event is a record in Kafka, without its payload.
 type Event struct {
-	ID          string    `bson:"id" json:"id"`
-	Type        string    `bson:"type" json:"type"`
-	Key         string    `bson:"key" json:"key"` // at most 256 bytes, as are ID and Type
-	Collection  string    `bson:"collection" json:"collection"`
-	Topic       string    `bson:"topic" json:"topic"`
-	Partition   int32     `bson:"partition" json:"partition"`
-	Offset      int64     `bson:"offset" json:"offset"`
-	CommittedAt time.Time `bson:"committedAt,omitempty" json:"committed_at,omitzero"` // zero for a retried, scheduled or replayed event
-	AckedAt     time.Time `bson:"ackedAt" json:"acked_at"`
+	ID         string `bson:"id" json:"id"`
+	Type       string `bson:"type" json:"type"`
+	Key        string `bson:"key" json:"key"` // at most 256 bytes, as are all texts of the event
+	Collection string `bson:"collection" json:"collection"`
+	// A sent scheduled event is in no outbox any more, so only this report has its aggregate and its cause.
+	AggregateType string    `bson:"aggregateType,omitempty" json:"aggregate_type,omitempty"`
+	AggregateID   string    `bson:"aggregateId,omitempty" json:"aggregate_id,omitempty"`
+	CorrelationID string    `bson:"correlationId,omitempty" json:"correlation_id,omitempty"` // of its conversation; missing if its headers have none
+	CausationID   string    `bson:"causationId,omitempty" json:"causation_id,omitempty"`
+	Topic         string    `bson:"topic" json:"topic"`
+	Partition     int32     `bson:"partition" json:"partition"`
+	Offset        int64     `bson:"offset" json:"offset"`
+	CommittedAt   time.Time `bson:"committedAt,omitempty" json:"committed_at,omitzero"` // zero for a retried, scheduled or replayed event
+	AckedAt       time.Time `bson:"ackedAt" json:"acked_at"`
 }
 
 // ForgetRates leaves only what stays true after the term: places and events.

@@ -47,7 +47,7 @@ func (c *BuildConfig) follow(
 	if delivery := c.Tap.Begin(recs, db, coll, commitMS); delivery != nil {
 		observers = append(observers, delivery)
 	}
-	if sample := c.Activity.Sample(now, recs, view.Type, db, coll, commitMS); sample != nil {
+	if sample := c.Activity.Sample(now, recs, view, db, coll, commitMS); sample != nil {
 		observers = append(observers, sample)
 	}
 

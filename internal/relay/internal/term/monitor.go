@@ -174,16 +174,16 @@ func (m *monitor) updateStatus(ctx context.Context, now time.Time, opened *sink.
 	m.brokersAway = false
 	var stuck *sink.Unwritable
 	for i := range unwritable {
-		b := &unwritable[i]
-		if b.Parked {
+		target := &unwritable[i]
+		if target.Parked {
 			continue
 		}
 
-		m.brokersAway = m.brokersAway || b.WaitsForBroker()
+		m.brokersAway = m.brokersAway || target.WaitsForBroker()
 
 		// A topic that was just created has no leader for a moment.
-		if stuck == nil && now.Sub(b.Since) >= stuckAfter {
-			stuck = b
+		if stuck == nil && now.Sub(target.Since) >= stuckAfter {
+			stuck = target
 		}
 	}
 
@@ -226,7 +226,7 @@ func (m *monitor) reportStream(now time.Time, stream changestream.State) changes
 		m.slot.State.SetFatalProblem("stream", stream.Reason)
 
 	case isStuck:
-		// Between two attempts it looks alive, so the phase says nothing.
+		// Between two attempts it looks alive, so the phase is no sign.
 		stream.Phase, stream.Reason = changestream.Reopening, "the change stream is reopened again and again and does not move: "+stream.Fault
 		if m.slot.State.SetProblemSince("stream", stream.Reason, stream.StuckSince) {
 			m.log.Error("the change stream does not move", "since", stream.StuckSince, "error", stream.Fault,
