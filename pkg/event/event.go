@@ -11,8 +11,8 @@ import (
 
 // Aggregate is the thing that an event is about.
 type Aggregate struct {
-	Type string // the kind of thing, for example "order"
-	ID   string // for example the number of the order
+	Type string `bson:"type,omitempty"` // the kind of thing, for example "order"
+	ID   string `bson:"id,omitempty"`   // for example the number of the order
 }
 
 // Event is an event that can be appended. It is immutable. Create it with Type.New or New. The zero

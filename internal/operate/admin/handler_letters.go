@@ -288,7 +288,8 @@ func (h handlerLetters) show(ctx context.Context, ref DeadRef) (DeadLetter, bson
 	return newHandlerLetter(desk.ns, &letter), raw, err
 }
 
-// messageEnvelope returns the message of a letter in the form of an envelope. Bytes that are text are strings.
+// messageEnvelope returns the message of a letter in the form of an envelope. Bytes that are text are strings. Texts that the record does
+// not have are left out: few presets write the type of the aggregate.
 func messageEnvelope(letter *handlerletters.Letter) bson.D {
 	asText := func(data []byte) any {
 		switch {
@@ -305,15 +306,17 @@ func messageEnvelope(letter *handlerletters.Letter) bson.D {
 	for _, h := range letter.Headers {
 		headers = append(headers, bson.D{{Key: "k", Value: h.Key}, {Key: "v", Value: asText(h.Value)}})
 	}
-	return bson.D{
+	envelope := setFields(bson.D{
 		{Key: "_id", Value: letter.ID.Message},
 		{Key: "aggregatetype", Value: letter.Aggregate.Type},
 		{Key: "aggregateid", Value: letter.Aggregate.ID},
 		{Key: "type", Value: letter.Name},
-		{Key: "key", Value: asText(letter.Key)},
 		{Key: "contenttype", Value: letter.ContentType},
 		{Key: "schemaversion", Value: letter.SchemaVersion},
-		{Key: "headers", Value: headers},
-		{Key: "payload", Value: asText(letter.Value)},
-	}
+	})
+	return append(envelope,
+		bson.E{Key: "key", Value: asText(letter.Key)},
+		bson.E{Key: "headers", Value: headers},
+		bson.E{Key: "payload", Value: asText(letter.Value)},
+	)
 }

@@ -418,8 +418,13 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	if err != nil || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"hidden":true`) {
 		t.Errorf("without the payload: %s, %v", l.Envelope, err)
 	}
-	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithPayload); err != nil || !strings.Contains(string(l.Envelope), planted) {
+	// The record has no aggregate and no content type, so the envelope has none.
+	if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithPayload); err != nil || !strings.Contains(string(l.Envelope), planted) || strings.Contains(string(l.Envelope), `""`) {
 		t.Errorf("with the payload: %s, %v", l.Envelope, err)
+	}
+	stored, err := f.a.Database().Collection(deadletter.DefaultCollection).CountDocuments(t.Context(), bson.D{{Key: "aggregate.type", Value: ""}})
+	if err != nil || stored > 0 {
+		t.Errorf("%d letters are stored with an empty aggregate type, %v", stored, err)
 	}
 
 	waiting := setaside.New(f.a.Database(), setaside.DefaultCollection)
