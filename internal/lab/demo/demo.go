@@ -169,14 +169,16 @@ func (d *demo) startServers(ctx context.Context, options devstack.Options) error
 
 // showProgress shows the progress of the server start.
 func (d *demo) showProgress(progress devstack.Progress) {
-	// printServers prints these stages when all servers are ready.
-	if progress.Stage == devstack.Starting || progress.Stage == devstack.Ready {
+	// Without a terminal nothing replaces this line, and printServers prints it when all servers are ready.
+	if progress.Stage == devstack.Ready && d.view.term == nil {
 		return
 	}
 	d.view.showFigures("  " + progress.String())
 }
 
+// printServers prints the servers in place of their progress.
 func (d *demo) printServers() {
+	d.view.clearStatus()
 	for _, s := range d.stack.Servers() {
 		note := "rs0"
 		if s.Name == "Kafka" {

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/internal/lab/demo/check"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -245,6 +246,25 @@ func TestViewWithoutTerminal(t *testing.T) {
 
 	if OpenTerminal(strings.NewReader(""), &out) != nil {
 		t.Error("a buffer is a terminal")
+	}
+}
+
+// The live line shows each step of the servers, and is empty when they are ready. So no later line repeats a step.
+func TestTheStepsOfTheServersEndWithThem(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	d := &demo{view: newView(&out, &Terminal{out: -1}), stack: &devstack.Stack{}}
+	d.showProgress(devstack.Progress{What: "Kafka", Stage: devstack.Preparing, Detail: "done"})
+	d.showProgress(devstack.Progress{What: "Kafka", Stage: devstack.Starting, Detail: "4.3.0"})
+	if !strings.HasSuffix(out.String(), "Kafka    starting  4.3.0") {
+		t.Errorf("while Kafka starts, the live line is %q", out.String())
+	}
+
+	d.printServers()
+	out.Reset()
+	d.view.printLine("all ready")
+	if got := out.String(); got != "all ready\r\n" {
+		t.Errorf("after the start: got %q", got)
 	}
 }
 

@@ -84,6 +84,16 @@ func (v *view) drawStatusLocked(text string) {
 	v.status = text
 }
 
+// clearStatus removes the status line.
+func (v *view) clearStatus() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+
+	if v.term != nil {
+		v.drawStatusLocked("")
+	}
+}
+
 // finishStatus keeps the status line as it is, and moves to the line below it.
 func (v *view) finishStatus() {
 	v.mu.Lock()

@@ -209,7 +209,7 @@ func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) 
 
 	var arrived atomic.Int64
 	fetching := Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}
-	stop := startTicking(report, fetching, func() float64 { return float64(arrived.Load()) / 1e6 })
+	stop := startTicking(report, fetching, func() float64 { return countArrived(&arrived, libs) })
 	defer stop()
 
 	if err := cmd.Start(); err != nil {
@@ -225,6 +225,11 @@ func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) 
 		return 0, errors.New("Maven downloaded no broker")
 	}
 	return megabytes(libs), nil
+}
+
+// countArrived returns the megabytes of Kafka that are on this machine. Maven may copy jars from its local repository without a download.
+func countArrived(downloaded *atomic.Int64, libs string) float64 {
+	return max(float64(downloaded.Load())/1e6, megabytes(libs))
 }
 
 var mavenDownloaded = regexp.MustCompile(`Downloaded from \S+ \S+ \(([\d.]+) (B|kB|MB)`)

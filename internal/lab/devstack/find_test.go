@@ -221,3 +221,21 @@ func TestReadMaven(t *testing.T) {
 		t.Errorf("%d bytes, complaint %q", n.Load(), complaint)
 	}
 }
+
+// Maven does not report the jars that its local repository has. They count when they are copied.
+func TestJarsOfTheLocalRepositoryAreProgress(t *testing.T) {
+	t.Parallel()
+	var downloaded atomic.Int64
+	downloaded.Store(1_000_000)
+	libs := t.TempDir()
+	if got := countArrived(&downloaded, libs); got != 1 {
+		t.Errorf("a download of 1 MB counts as %v MB", got)
+	}
+
+	if err := os.WriteFile(filepath.Join(libs, "kafka.jar"), make([]byte, 3_000_000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := countArrived(&downloaded, libs); got != 3 {
+		t.Errorf("3 MB of jars count as %v MB", got)
+	}
+}
