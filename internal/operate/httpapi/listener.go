@@ -88,16 +88,16 @@ const (
 // the API to a rejected request are problem+json. They contain a payload only if the caller may see
 // it and requests it.
 func ListenAdmin(options AdminOptions) (*probes.Server, error) {
-	listener, err := net.Listen("tcp", options.Listen)
+	listener, err := probes.Bind("http.admin.listen", options.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", options.Listen, err)
+		return nil, err
 	}
 
 	// A certificate that cannot be read is an error at the start, and only a warning later.
 	if options.TLS != nil {
 		first, err := options.TLS()
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("reading the certificates: %w", err), listener.Close())
+			return nil, errors.Join(fmt.Errorf("http.admin.tls: reading the certificates: %w", err), listener.Close())
 		}
 		listener = tls.NewListener(listener, newReloadingConfig(first, options))
 	}

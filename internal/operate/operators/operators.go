@@ -79,7 +79,7 @@ func New(cfg config.Config, version string, log *slog.Logger, metricSet *metrics
 	// The address is bound here, so that a wrong one is an error of the start.
 	if server.server, err = httpapi.ListenAdmin(opts); err != nil {
 		disconnect()
-		return nil, fmt.Errorf("http.admin.listen: %w", err)
+		return nil, err
 	}
 	return server, nil
 }

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,12 +69,29 @@ func NewServer(listener net.Listener, server *http.Server, maxConns int, stop co
 	return &Server{listener: listener, http: server, stop: stop}
 }
 
-// Listen binds address (host:port; port 0 takes a free port). So an address that is in use is an error at the start. It
+// Bind listens on address, the value of key in the configuration. The error has the fix.
+func Bind(key, address string) (net.Listener, error) {
+	listener, err := net.Listen("tcp", address)
+	if err == nil {
+		return listener, nil
+	}
+
+	fix := "correct " + key
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		fix = "stop the process that uses the address, or choose another port in " + key
+	case errors.Is(err, syscall.EACCES):
+		fix = "choose a port of 1024 or more in " + key
+	}
+	return nil, fmt.Errorf("%s: %w; %s", key, err, fix)
+}
+
+// Listen binds http.listen to address (host:port; port 0 takes a free port). So an address that is in use is an error at the start. It
 // serves nothing before Run.
 func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
-	listener, err := net.Listen("tcp", address)
+	listener, err := Bind("http.listen", address)
 	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", address, err)
+		return nil, err
 	}
 	return NewServer(listener, &http.Server{
 		Handler:        rejectForeignNames(Handler(probe, metrics, log)),

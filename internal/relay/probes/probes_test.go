@@ -176,8 +176,14 @@ func TestAddressThatIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := Listen(l.Addr().String(), &fake{}, metrics.New("").Registry, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), l.Addr().String()) {
-		t.Errorf("error = %v", err)
+
+	_, err = Listen(l.Addr().String(), &fake{}, metrics.New("").Registry, slog.New(slog.DiscardHandler))
+	want := "http.listen: listen tcp " + l.Addr().String() + ": bind: address already in use; stop the process that uses the address, or choose another port in http.listen"
+	if err == nil || err.Error() != want {
+		t.Errorf("error = %v, want %s", err, want)
+	}
+	if _, err := Bind("http.admin.listen", "192.0.2.1:1"); err == nil || !strings.HasSuffix(err.Error(), "; correct http.admin.listen") {
+		t.Errorf("an address of another machine: %v", err)
 	}
 }
 

@@ -205,7 +205,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.cfg.HTTP.Listen != "off" {
 		srv, err := probes.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
 		if err != nil {
-			err = fmt.Errorf("http.listen: %w", err)
 			if operators != nil {
 				err = errors.Join(err, operators.Close())
 			}
