@@ -58,11 +58,12 @@ func (a Activity) CreateTopic(ctx context.Context, order TopicOrder) (TopicCreat
 	if out.Extended {
 		kind = topicExtended
 	}
-	return out, a.op.logAction(ctx, kind, bson.D{
+	// A number that the brokers have chosen is unknown, and not 0.
+	return out, a.op.logAction(ctx, kind, setFields(bson.D{
 		{Key: "topic", Value: out.Topic},
 		{Key: "partitions", Value: out.Partitions},
 		{Key: "replication", Value: out.Replication},
-	})
+	}))
 }
 
 // neededPartitions returns the number of partitions that the owners of any watcher need of a missing or too small topic, or 0.

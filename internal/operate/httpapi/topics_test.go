@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,7 +69,8 @@ func TestATopicIsCreated(t *testing.T) {
 
 	var log admin.Page[admin.AuditEntry]
 	s.mustCall(&log, "GET", "/api/v1/audit?kind=topic_created", "")
-	if len(log.Items) != 1 {
+	// The brokers have chosen the numbers, which are unknown.
+	if len(log.Items) != 1 || strings.Contains(string(log.Items[0].Fields), "partitions") || strings.Contains(string(log.Items[0].Fields), "replication") {
 		t.Errorf("audit log: %+v", log)
 	}
 	if response := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); response.status != 409 {
