@@ -280,6 +280,7 @@ func TestAScheduledEventKeepsItsConversation(t *testing.T) {
 	op := s.operator()
 	cause := event.WithCause(event.Cause{CorrelationID: "req-1", CausationID: "msg-1"})
 	id := s.append("o1", cause, event.WithDueAt(time.Now().Add(6*time.Second)))
+
 	for _, state := range []string{"scheduled", "delivered"} {
 		var life operate.Found
 		stacktest.Eventually(t, "the event is "+state, func() bool {

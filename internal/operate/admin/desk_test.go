@@ -339,6 +339,17 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 		t.Errorf("%+v, %s", e, got.Limits)
 	}
 
+	// The clock of the relay is ahead of the handler's, which has taken the record before its ack was reported.
+	mustInsert(t, db.Collection("inbox"), markOf("fast", 8))
+	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/2of3", activity.Report{At: now, Events: []activity.Event{
+		{ID: "fast", Type: "OrderPlaced", Key: "9", Collection: ns, Topic: "orders", Partition: 1, Offset: 8, AckedAt: now.Add(-40*time.Minute + 300*time.Millisecond)},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = f.op.Lookup(t.Context(), admin.LookupQuery{Text: "fast"}); err != nil || len(got.Envelopes) != 1 || len(got.Envelopes[0].Timeline) != 2 || got.Envelopes[0].Timeline[0].What != "sent" {
+		t.Errorf("a record that is handled before its ack: %+v, %v; want sent before handled", got, err)
+	}
+
 	// An event that no outbox has any more is found as well. Its id shows when it was appended.
 	removed := "0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10"
 	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/1of2", activity.Report{At: now, Events: []activity.Event{

@@ -479,10 +479,6 @@ func (e *FoundEnvelope) addDiscard(letter *DeadLetter) {
 	e.Timeline = append(e.Timeline, TimelineEntry{At: letter.Archived.At.UTC(), What: eventDiscarded, Text: text, Letter: letter.Letter})
 }
 
-func (e *FoundEnvelope) sortTimeline() {
-	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return a.At.Compare(b.At) })
-}
-
 // parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
 // be empty.
 func parseKeyValues(text string) []bson.RawValue {

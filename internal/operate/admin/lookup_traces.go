@@ -307,6 +307,24 @@ func splitConsumer(consumer string) (group, handler string) {
 	return consumer[:max(end, 0)], consumer[end+1:]
 }
 
+// sortTimeline sorts the timeline by time. Two clocks differ, and a handler may be faster than the report of the ack. So what a handler did
+// follows the entry that the record was sent, if that is at most a second later.
+func (e *FoundEnvelope) sortTimeline() {
+	sent := slices.DeleteFunc(slices.Clone(e.Timeline), func(entry TimelineEntry) bool { return entry.What != eventSent })
+	orderOf := func(entry *TimelineEntry) time.Time {
+		at := entry.At
+		for i := range sent {
+			isOf := func(place string) bool { return strings.Contains(entry.Text, "("+place+")") }
+			if late := sent[i].At.Sub(at); late > 0 && late <= time.Second && slices.ContainsFunc(strings.Split(sent[i].Text, ", "), isOf) {
+				at = sent[i].At
+			}
+		}
+		return at
+	}
+	// Entries of one time are in the order of their stages, in which they were added.
+	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return orderOf(&a).Compare(orderOf(&b)) })
+}
+
 // setLimits states what the result cannot contain.
 func (r *LookupResult) setLimits() {
 	const places = "the place in Kafka is known only of events whose delivery is recorded (recording: mark), that a handler has a mark or a letter of, " +
