@@ -82,6 +82,30 @@ func TestATooSmallTopicIsExtended(t *testing.T) {
 	}
 }
 
+// A topic that was deleted gets the partitions to which the relay wrote, also while no event waits for it.
+func TestADeletedTopicGetsItsPartitionsAgain(t *testing.T) {
+	t.Parallel()
+	d := newDeployment(t)
+	name := stacktest.Name(t)
+	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","))
+	offsets := bson.A{
+		bson.D{{Key: "topic", Value: "other"}, {Key: "p", Value: bson.A{1, 1, 1, 1, 1, 1, 1, 1, 1}}},
+		bson.D{{Key: "topic", Value: name}, {Key: "p", Value: bson.A{7, -1, 0, 4}}},
+	}
+	if _, err := d.state.Collection("watchers").UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: offsets}}}}); err != nil {
+		t.Fatal(err)
+	}
+
+	if code, _, errOut := runCommand(t, d.env, "topics", "create", name, "--partitions", "2", "--yes"); code != exitConfig || !strings.Contains(errOut, "wrote to 4 partitions") {
+		t.Errorf("too few: exit code %d, %s", code, errOut)
+	}
+	var created admin.TopicCreated
+	d.runCommand(&created, exitOK, "topics", "create", name, "--yes")
+	if created.Partitions != 4 {
+		t.Errorf("got %+v, want 4 partitions", created)
+	}
+}
+
 func TestTopicsCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)

@@ -6,6 +6,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
@@ -29,8 +30,8 @@ type TopicCreated struct {
 }
 
 // CreateTopic creates a topic with the settings of topics.create, unless the order has others. The events that wait for it are sent
-// within about a second. A dry run lets a broker check the rights and the settings. A topic that exists gets partitions if an owner reports that
-// it has too few; otherwise CreateTopic returns an error.
+// within about a second. A dry run lets a broker check the rights and the settings. A topic that was deleted gets at least the partitions to
+// which the relay wrote. A topic that exists gets partitions if an owner reports that it has too few; otherwise CreateTopic returns an error.
 func (a Activity) CreateTopic(ctx context.Context, order TopicOrder) (TopicCreated, error) {
 	out := TopicCreated{DryRun: order.DryRun, Topic: order.Topic}
 	if a.op.NewTopic == nil {
@@ -47,6 +48,11 @@ func (a Activity) CreateTopic(ctx context.Context, order TopicOrder) (TopicCreat
 	order.Needed = neededPartitions(status, order.Topic)
 	if order.Partitions > 0 && order.Partitions < order.Needed {
 		return out, invalidRequest("topic %s needs at least %d partitions: events wait for the partitions to which earlier events of their keys were written", order.Topic, order.Needed)
+	}
+
+	// An owner reports the needed number only while events wait.
+	if order.Earlier, err = lease.CountPartitions(ctx, a.op.watcherDocuments(), order.Topic); err != nil {
+		return out, err
 	}
 
 	created, err := a.op.NewTopic(ctx, order)

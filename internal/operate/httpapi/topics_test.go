@@ -1,10 +1,14 @@
 package httpapi
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/activity"
@@ -75,5 +79,46 @@ func TestATopicIsCreated(t *testing.T) {
 	}
 	if response := s.call("POST", "/api/v1/topics/create", `{"topic":"taken"}`); response.status != 409 {
 		t.Errorf("a topic that exists: %d %s", response.status, response.body)
+	}
+}
+
+// The problem of a topic that was deleted has the number of partitions that it needs, and so has the slot that reports it.
+func TestAProblemHasTheNeededPartitions(t *testing.T) {
+	t.Parallel()
+	s := openSite(t, func(options *AdminOptions) {
+		options.Operator.TopicCommand = func(topic, kind string, partitions int) string { return fmt.Sprint(topic, " ", kind, " ", partitions) }
+	})
+	unwritable := bson.A{
+		bson.D{{Key: "topic", Value: "invoices"}, {Key: "kind", Value: "missing"}, {Key: "partitions", Value: 6}, {Key: "since", Value: time.Now()}, {Key: "count", Value: 2}},
+		bson.D{{Key: "topic", Value: "new"}, {Key: "kind", Value: "missing"}, {Key: "since", Value: time.Now()}, {Key: "count", Value: 1}},
+	}
+	_, err := s.state.Collection("watchers").UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{
+		{Key: "owner", Value: "n1/a"},
+		{Key: "node", Value: "n1"},
+		{Key: "expiresAt", Value: time.Now().Add(time.Hour)},
+		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "unwritable", Value: unwritable}}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var listed struct{ Problems []map[string]any }
+	s.mustCall(&listed, "GET", "/api/v1/problems", "")
+	found := map[any]any{}
+	for _, problem := range listed.Problems {
+		if problem["kind"] == "topic_unwritable" {
+			found[problem["object"]] = fmt.Sprint(problem["partitions"], ", ", problem["command"])
+		}
+	}
+	if want := map[any]any{"invoices": "6, invoices missing 6", "new": "<nil>, new missing 0"}; !maps.Equal(found, want) {
+		t.Errorf("got the problems %v, want %v", found, want)
+	}
+
+	var status struct {
+		Slots []struct{ Unwritable []map[string]any }
+	}
+	s.mustCall(&status, "GET", "/api/v1/watchers", "")
+	if len(status.Slots) != 1 || len(status.Slots[0].Unwritable) != 2 || status.Slots[0].Unwritable[0]["partitions"] != 6.0 || status.Slots[0].Unwritable[1]["partitions"] != nil {
+		t.Errorf("got %+v, want 6 partitions of the first topic alone", status)
 	}
 }

@@ -129,6 +129,30 @@ func TestEachCardHasANextStep(t *testing.T) {
 	}
 }
 
+// The card of a topic that needs partitions asks for that number.
+func TestTheCardOfADeletedTopicRestoresItsPartitions(t *testing.T) {
+	t.Parallel()
+	missing := admin.Problem{Kind: problems.TopicUnwritable, Severity: problems.Fail, Watcher: "orders", Object: "invoices", Command: "kafka-topics.sh", Partitions: 6}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		desk := &problemDesk{desk: &desk{}, problems: []admin.Problem{missing}}
+		use := desk.useCases()
+		use.Operator = desk
+		return use
+	}})
+
+	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
+	for _, want := range []string{`action="/confirm/topic-create"`, `name="topic" value="invoices"`, `name="partitions" value="6"`, "Restore the topic"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the card lacks %q", want)
+		}
+	}
+
+	missing.Partitions = 0
+	if _, body = sendRequest(t, site, &operator, "GET", "/", nil); strings.Contains(body, `name="partitions"`) || !strings.Contains(body, "Create the topic") {
+		t.Error("a topic that may have any number of partitions has one in its card")
+	}
+}
+
 // The card of a missing topic creates it, and that of a stream that stands passes over the event. Each question names the topic or the event.
 func TestCardsRepairTheirProblem(t *testing.T) {
 	t.Parallel()

@@ -19,6 +19,8 @@ type TopicOrder struct {
 	Topic string
 	// Needed is the number of partitions that the relay needs. A topic that exists with fewer gets them; 0 changes no topic that exists.
 	Needed int
+	// Earlier is the number of partitions that the topic had when the relay wrote to it. If it was deleted, it gets at least so many again.
+	Earlier int
 	// Partitions and Replication replace the numbers of topics.create; 0 keeps them. If neither sets a number, the default of the brokers
 	// applies.
 	Partitions, Replication int
@@ -68,6 +70,11 @@ func (c Cluster) CreateTopic(ctx context.Context, order TopicOrder) (NewTopic, e
 		return NewTopic{order.Needed, 0, true, formatExtension(c.cfg, order.Topic, order.Needed)}, explainCreation(c.cfg, order.Topic, "ALTER", err)
 	}
 
+	// With fewer partitions, events of a key would follow in another partition.
+	if order.Partitions > 0 && order.Partitions < order.Earlier {
+		return created, fmt.Errorf("%w with %d partitions: the relay wrote to %d partitions of topic %s before it was deleted; use at least so many",
+			errTopicInvalid, order.Partitions, order.Earlier, order.Topic)
+	}
 	if order.DryRun {
 		err = client.ValidateTopic(ctx, order.Topic, how)
 	} else {
@@ -84,7 +91,7 @@ func newTopicCreate(cfg config.Config, order TopicOrder) (how kafkawire.TopicCre
 	if order.Partitions > 0 {
 		how.Partitions = order.Partitions
 	}
-	how.Partitions = max(how.Partitions, order.Needed)
+	how.Partitions = max(how.Partitions, order.Needed, order.Earlier)
 	if order.Replication > 0 {
 		how.Replication = order.Replication
 	}

@@ -94,6 +94,21 @@ func LowestPosition(ctx context.Context, coll *mongo.Collection, watcher string)
 	return lowest, nil
 }
 
+// CountPartitions returns the largest number of partitions of which a watcher document stores offsets in topic, or 0. An owner forgets the
+// offsets of a deleted topic at its takeover. coll is `watchers` of the state database.
+func CountPartitions(ctx context.Context, coll *mongo.Collection, topic string) (most int, err error) {
+	// The condition on the id selects all documents, by an index.
+	ofTopic := bson.D{{Key: "$filter", Value: bson.D{{Key: "input", Value: "$offsets"}, {Key: "cond", Value: op("$eq", "$$this.topic", mongodb.Literal(topic))}}}}
+	docs, err := mongodb.FindAll[Document](ctx, mongodb.Majority(coll), "reading the offsets of topic "+topic,
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: ""}}}, {Key: "offsets.topic", Value: topic}}, options.Find().SetProjection(bson.D{{Key: "offsets", Value: ofTopic}}))
+	for i := range docs {
+		for _, stored := range docs[i].Offsets {
+			most = max(most, len(stored.Offsets))
+		}
+	}
+	return most, err
+}
+
 // OffsetMap returns the stored offsets by topic, indexed by partition. An entry of −1 means that the
 // partition has no stored offset.
 func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
