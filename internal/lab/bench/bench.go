@@ -65,6 +65,8 @@ type Options struct {
 
 	// Program is the executable of the children. Defaults to this one.
 	Program string
+	// Relay is the executable of the relays, such as a release, which has no bench. Defaults to Program. Without profiles.
+	Relay string
 	// Progress receives a line per step. Required.
 	Progress io.Writer
 	// OnHardStop receives a function that the caller must run if the process ends at once. Optional.
@@ -88,6 +90,9 @@ func (o Options) Check() error {
 
 	for _, r := range o.Rates {
 		least("rates", r, 1)
+	}
+	if o.Relay != "" && o.CPUProfile+o.MemProfile != "" {
+		errs = append(errs, errors.New("relay: another program writes no profiles: leave out cpuprofile and memprofile"))
 	}
 	for _, n := range o.Growth {
 		least("growth", n, 1)

@@ -166,8 +166,8 @@ func TestResultNames(t *testing.T) {
 
 func TestOptionsReportAllProblems(t *testing.T) {
 	t.Parallel()
-	err := Options{Payload: 3, Runs: 0, Rates: []int{0}, TTL: 1, Transports: []string{"carrier pigeon"}, Peers: []string{"telegraph"}}.Check()
-	for _, name := range []string{"events", "payload", "runs", "rates", "seconds", "ttl", "carrier pigeon", "telegraph"} {
+	err := Options{Payload: 3, Runs: 0, Rates: []int{0}, TTL: 1, Transports: []string{"carrier pigeon"}, Peers: []string{"telegraph"}, Relay: "release", CPUProfile: "cpu"}.Check()
+	for _, name := range []string{"events", "payload", "runs", "rates", "seconds", "ttl", "carrier pigeon", "telegraph", "relay"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s is missing from: %v", name, err)
 		}

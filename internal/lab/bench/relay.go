@@ -62,7 +62,11 @@ func (b *bench) startRelay(setting setting) (*relay, error) {
 		return nil, err
 	}
 
-	args := []string{RelayCommand, "--config", file}
+	program, command := b.Program, RelayCommand
+	if b.Relay != "" {
+		program, command = b.Relay, "run"
+	}
+	args := []string{command, "--config", file}
 	if b.CPUProfile != "" && setting.label != "" {
 		args = append(args, "--cpuprofile", b.CPUProfile+"."+setting.label)
 	}
@@ -70,7 +74,7 @@ func (b *bench) startRelay(setting setting) (*relay, error) {
 		args = append(args, "--memprofile", b.MemProfile+"."+setting.label)
 	}
 
-	relay := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
+	relay := &relay{cmd: exec.Command(program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
 	relay.cmd.Env, relay.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), relay.words
 	if relay.in, err = relay.cmd.StdinPipe(); err != nil {
 		return nil, err
