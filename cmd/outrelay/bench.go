@@ -125,7 +125,7 @@ logins: a password or a certificate.`,
 	flags.StringSliceVar(&options.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
 	flags.StringVar(&options.MongoDB, "mongodb", "", "`URI` of an existing replica set to measure on")
 	flags.StringSliceVar(&options.Kafka, "kafka", nil, "`addresses` of existing brokers to measure on, without login")
-	flags.StringVar(&options.Relay, "relay", "", "`program` whose relay is measured, such as a release; default: this one")
+	flags.StringVar(&options.Relay, "relay", "", "`program` whose relay is measured, such as a release; default: the program that runs bench")
 	flags.StringVar(&options.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
 	flags.StringVar(&options.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")

@@ -16,6 +16,7 @@ import (
 // depends on the topic, so four scenes share one cluster, which is started once. Each step is taken for one
 // scene after the other, while all scenes continue.
 func TestBrokerKilledUnderLoad(t *testing.T) {
+	stacktest.OnlyWith(t, "it starts a cluster of three brokers", "slow")
 	t.Parallel()
 	// The controller detects a dead broker within 3 s.
 	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{

@@ -185,6 +185,7 @@ func TestConsumersDie(t *testing.T) {
 // set aside, their followers, and retries. Again and again, one of two consumers is killed with SIGKILL. Each order has
 // its effect once, in the order of its key, and at the end no message is set aside.
 func TestConsumersDieWhileTheyRetry(t *testing.T) {
+	stacktest.OnlyWith(t, "it takes a minute of both cores", "slow")
 	t.Parallel()
 	s, c, hands := newShopScene(t, member.Stumbling)
 	aside := func(what string, enough func(n int64) bool) {

@@ -23,7 +23,7 @@ var scaleReplay = flag.Int("scale.replay", 2_000, "how many events are sent agai
 
 // Events are replayed and dead letters requeued while others are appended. The latency of the others is logged, before and with them.
 func TestReplayAndRequeueBesideTheStream(t *testing.T) {
-	onlySizes(t, "scale.replay")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.replay")
 	t.Parallel()
 	n := *scaleReplay
 	s := kit.New(t, kit.Options{Types: []string{"order", "other"}, Set: map[string]any{"log.level": "info"}})

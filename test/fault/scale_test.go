@@ -24,7 +24,7 @@ var (
 // A relay starts while many envelopes wait for a topic that does not exist. An event for another topic is delivered soon, and the memory does
 // not grow with their number. The limits are for two cores that the servers share.
 func TestRestartWithManyWaiting(t *testing.T) {
-	onlySizes(t, "scale.waiting")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.waiting")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
 	topics := s.ReadTopics("order")
@@ -93,7 +93,7 @@ func enterMany(t *testing.T, s *kit.Scene, n int) {
 
 // A relay watches many outboxes by a pattern. Its takeover, its status and the latency of an event do not depend on their number.
 func TestManyOutboxes(t *testing.T) {
-	onlySizes(t, "scale.collections")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.collections")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
 	topics := s.ReadTopics("order")

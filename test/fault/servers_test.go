@@ -48,6 +48,7 @@ func TestPrimaryKilled(t *testing.T) {
 // After each error that MongoDB may return to the reader, the relay continues from its position with the same
 // lease.
 func TestStreamErrors(t *testing.T) {
+	stacktest.OnlyWith(t, "each of 24 errors takes seconds", "slow")
 	t.Parallel()
 	// The lease is long, so that only an error may end it.
 	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}})

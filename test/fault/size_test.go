@@ -32,17 +32,9 @@ var (
 	scaleWatchers    = flag.Int("scale.watchers", 3, "how many relays TestManyWatchersInAProcess runs")
 )
 
-var _ = flag.Bool("fault.sizes", false, "run also the tests of large numbers and sizes, small unless their flags are given")
-
-// onlySizes skips a test of sizes unless -fault.sizes or the flag with its size is given.
-func onlySizes(t *testing.T, flag string) {
-	t.Helper()
-	stacktest.OnlyWith(t, "the sizes of rare installations", "fault.sizes", flag)
-}
-
 // A relay creates a topic for each of many aggregate types, and its successor takes over all of them. A bare client creates as many.
 func TestManyTopics(t *testing.T) {
-	onlySizes(t, "scale.topics")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.topics")
 	t.Parallel()
 	n := *scaleTopics
 	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{
@@ -140,7 +132,7 @@ func countTopicRecords(t *testing.T, s *kit.Scene, n int) (written int, offsets 
 
 // An event may be nearly as large as a document of MongoDB. It arrives unchanged, also beside small ones.
 func TestLargeEvents(t *testing.T) {
-	onlySizes(t, "scale.large")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.large")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: map[string]any{"log.level": "info", "limits.record": "16MiB"}})
 	s.SetTopicConfig("order", "max.message.bytes", "20971520")
@@ -178,7 +170,7 @@ func TestLargeEvents(t *testing.T) {
 
 // The events of one large transaction are committed at one moment. They arrive in order, with bounded memory.
 func TestLargeTransaction(t *testing.T) {
-	onlySizes(t, "scale.transaction")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.transaction")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: map[string]any{"log.level": "info"}})
 	topics := s.ReadTopics()
@@ -228,7 +220,7 @@ func TestLargeTransaction(t *testing.T) {
 
 // Relays of many watchers in one process, each with an outbox of its own, share its memory and end together.
 func TestManyWatchersInAProcess(t *testing.T) {
-	onlySizes(t, "scale.watchers")
+	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.watchers")
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
 	topics := s.ReadTopics()

@@ -47,6 +47,7 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 // events in each state. The new owners of the keys find the records that the old owner had sent but not
 // recorded.
 func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
+	stacktest.OnlyWith(t, "it takes half a minute of both cores", "slow")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
 	topics := s.ReadTopics("order", "invoice")

@@ -18,6 +18,7 @@ import (
 // Other writers insert documents with an _id of any type. Each id that a command prints can be copied into a shell as the argument of
 // the next command, and names one dead letter there.
 func TestIDsOfAnyTypeCanBeCopied(t *testing.T) {
+	stacktest.OnlyWith(t, "it runs dozens of commands", "slow")
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
 	s.StartRelay().WaitTookOver()

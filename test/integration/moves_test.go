@@ -117,6 +117,7 @@ func TestAWatcherMovesToAnotherKafkaCluster(t *testing.T) {
 // The steps of "With a copy" in docs/operate/moving.md: the relay halts at the copy until it is adopted. Then it sends new events once,
 // and may repeat the envelopes of the copy with the flag of repeats.
 func TestAWatcherMovesToACopyOfItsReplicaSet(t *testing.T) {
+	stacktest.OnlyWith(t, "it starts two replica sets", "slow")
 	t.Parallel()
 	next := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
 	s := kit.New(t, kit.Options{})

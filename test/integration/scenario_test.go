@@ -19,10 +19,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-var (
-	long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
-	_    = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
-)
+var long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
 
 // sharedServersEnv returns the environment of an `outrelay dev` that uses the shared test servers.
 func sharedServersEnv(t *testing.T) []string {
@@ -112,7 +109,7 @@ func TestScenarioScheduled(t *testing.T) {
 
 // One of two consumers is killed repeatedly, with duplicate records in the topic.
 func TestScenarioConsumer(t *testing.T) {
-	stacktest.OnlyWith(t, "test/fault injects the same faults", "integration.scenarios", "integration.long")
+	stacktest.OnlyWith(t, "test/fault injects the same faults", "slow", "integration.long")
 	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
 	expectAbove(t, r, 0, "effects", "kills", "rebalances", "injected", "rejected")
 	if r["effects"] != r["events"] {
@@ -127,7 +124,7 @@ func TestScenarioConsumer(t *testing.T) {
 
 // The scenarios whose faults test/fault injects as well.
 func TestScenariosOfOtherFaults(t *testing.T) {
-	stacktest.OnlyWith(t, "test/fault injects the same faults", "integration.scenarios", "integration.long")
+	stacktest.OnlyWith(t, "test/fault injects the same faults", "slow", "integration.long")
 	t.Parallel()
 	for name, play := range map[string]func(*testing.T){
 		"retry": retryScenario, "rebalances": rebalancesScenario,

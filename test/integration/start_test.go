@@ -148,6 +148,7 @@ func TestMongoDBThatRequiresTLS(t *testing.T) {
 
 // A rejected or missing token of IAM is explained in the terms of AWS.
 func TestRejectionsOfIAM(t *testing.T) {
+	stacktest.OnlyWith(t, "it starts servers for two rejections", "slow")
 	t.Parallel()
 	s := startSecuredServers(t)
 	settings := []string{s.brokersOn(t, devstack.SASL), "kafka.sasl.mechanism=aws_msk_iam", "kafka.sasl.region=eu-west-1"}

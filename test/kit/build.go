@@ -3,6 +3,7 @@
 package kit
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,6 +22,9 @@ var (
 	program    = sync.OnceValues(buildProgram)
 	programDir string
 )
+
+// Tests that need many seconds of both cores pass this flag to stacktest.OnlyWith, so that the others end in ten minutes.
+var _ = flag.Bool("slow", false, "run the slow tests as well, as .ci/run does")
 
 // Main runs the tests of a package and removes the program that they built. Six tests run in parallel,
 // because they mostly wait for leases to expire. Packages that call Main do not run at the same time.

@@ -60,15 +60,11 @@ type Options struct {
 	// Config names the servers instead, with their logins. Only for [RunPeers]. nil: no logins.
 	Config *config.Config
 
-	// CPUProfile and MemProfile are the prefixes of the files for profiles of the relay, one per measurement.
-	CPUProfile, MemProfile string
+	CPUProfile, MemProfile string // prefixes of the files for profiles of the relay, one per measurement
 
-	// Program is the executable of the children. Defaults to this one.
-	Program string
-	// Relay is the executable of the relays, such as a release, which has no bench. Defaults to Program. Without profiles.
-	Relay string
-	// Progress receives a line per step. Required.
-	Progress io.Writer
+	Program  string    // the executable of the children; defaults to this one
+	Relay    string    // the executable of the relays, such as a release, which writes no profiles; defaults to Program
+	Progress io.Writer // receives a line per step; required
 	// OnHardStop receives a function that the caller must run if the process ends at once. Optional.
 	OnHardStop func(func())
 }
@@ -92,7 +88,7 @@ func (o Options) Check() error {
 		least("rates", r, 1)
 	}
 	if o.Relay != "" && o.CPUProfile+o.MemProfile != "" {
-		errs = append(errs, errors.New("relay: another program writes no profiles: leave out cpuprofile and memprofile"))
+		errs = append(errs, errors.New("relay: another program writes no profiles"))
 	}
 	for _, n := range o.Growth {
 		least("growth", n, 1)

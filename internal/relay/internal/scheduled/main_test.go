@@ -8,4 +8,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}
