@@ -42,6 +42,9 @@ func TestBenchCommand(t *testing.T) {
 			Lost       int `json:"lost"`
 			Duplicates int `json:"duplicates"`
 			OutOfOrder int `json:"out_of_order"`
+
+			IdleRSS float64 `json:"idle_rss_mb"`
+			IdleCPU float64 `json:"idle_cpu_pct"`
 		} `json:"failover"`
 	}
 	runBench(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s", "--foreign")
@@ -70,5 +73,8 @@ func TestBenchCommand(t *testing.T) {
 	f := r.Failover
 	if f.Kill.N != 1 || f.Kill.P50 < 300 || f.Term.N != 1 || f.Events == 0 || f.Lost+f.Duplicates+f.OutOfOrder != 0 {
 		t.Errorf("failover %+v", f)
+	}
+	if f.IdleRSS != -1 && (f.IdleRSS < 5 || f.IdleCPU <= 0 || f.IdleCPU > 100) {
+		t.Errorf("idle: %v MiB, %v %% of a core", f.IdleRSS, f.IdleCPU)
 	}
 }

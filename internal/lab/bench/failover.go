@@ -83,7 +83,27 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 		return err
 	})
 	res.IdleRestartMS = round(median(idle), 1)
-	return res, err
+	if err != nil {
+		return res, err
+	}
+	return res, pair.measureIdle(ctx, res)
+}
+
+// measureIdle measures memory and CPU of the owner while nothing is appended, for as long as a rate.
+func (p *pair) measureIdle(ctx context.Context, res *Failover) error {
+	before, _ := processUsage(p.owner.pid())
+	if err := retry.Sleep(ctx, p.Duration); err != nil {
+		return err
+	}
+	after, known := processUsage(p.owner.pid())
+	if !known {
+		res.IdleRSS, res.IdleCPUPct = -1, -1
+		return p.owner.checkRunning()
+	}
+
+	res.IdleRSS = round(after.rss, 1)
+	res.IdleCPUPct = round(100*(after.cpu-before.cpu)/p.Duration.Seconds(), 2)
+	return nil
 }
 
 func newGaps(ms []float64) Gaps {

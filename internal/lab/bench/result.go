@@ -101,6 +101,8 @@ type Failover struct {
 	Kill          Gaps    `json:"kill"` // kill -9 of the owner → first delivery by the standby
 	Term          Gaps    `json:"term"` // SIGTERM to the owner → first delivery by the standby
 	IdleRestartMS float64 `json:"idle_restart_ms"`
+	IdleRSS       float64 `json:"idle_rss_mb"`  // MiB of the owner at the end of --seconds without events; -1 if it is unknown
+	IdleCPUPct    float64 `json:"idle_cpu_pct"` // of one core, in that time
 	Events        int     `json:"events"`
 	Lost          int     `json:"lost"`
 	Duplicates    int     `json:"duplicates"`
@@ -203,6 +205,7 @@ func (r Result) Print(out io.Writer) error {
 		row("SIGTERM to the owner", "%d times: next delivery after p50 %.0f ms, at most %.0f ms",
 			failover.Term.N, failover.Term.P50, failover.Term.Max)
 		row("restart while idle", "first delivery after %.0f ms", failover.IdleRestartMS)
+		row("idle", "%.1f MiB, %.2f %% of a core", failover.IdleRSS, failover.IdleCPUPct)
 		row("in all of them", "%d events: %d lost, %d duplicates, %d out of order",
 			failover.Events, failover.Lost, failover.Duplicates, failover.OutOfOrder)
 	}
