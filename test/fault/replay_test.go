@@ -33,7 +33,7 @@ func TestReplayAndRequeueBesideTheStream(t *testing.T) {
 	for from := 0; from < n; from += 1000 {
 		var events []event.Event
 		for i := from; i < min(from+1000, n); i++ {
-			events = append(events, kit.NewEvent("other", fmt.Sprint("k", i%1000), i, 60))
+			events = append(events, kit.NewEvent("other", fmt.Sprint("other-", i%1000), i, 60))
 		}
 		s.AppendEvents(s.Outbox(), events...)
 	}
@@ -77,7 +77,7 @@ func writeLetters(t *testing.T, s *kit.Scene, n int) {
 	for from := 0; from < n; from += 1000 {
 		var list []*letters.Prepared
 		for i := from; i < min(from+1000, n); i++ {
-			raw, err := kit.NewEvent("other", fmt.Sprint("k", i%1000), i, 60).MarshalBSON()
+			raw, err := kit.NewEvent("other", fmt.Sprint("other-", i%1000), i, 60).MarshalBSON()
 			mustSucceed(t, err)
 			letter, err := letters.Prepare(letters.Letter{
 				Watcher: "w", NS: s.DB.Name() + ".outbox", Raw: raw, Class: record.RecordRejected, Reason: "rejected", Partition: record.AnyPartition,
