@@ -154,12 +154,18 @@ func parseDocument(path string, text []byte, problems *Problems) *yaml.Node {
 // indexPattern matches the index of a list element in a path.
 var indexPattern = regexp.MustCompile(`\[\d+\]`)
 
-// quotedPattern matches the parts of the file that the YAML library quotes in errors: anchors, values and keys.
-var quotedPattern = regexp.MustCompile("`[^`]*`|'[^']{3,}'|\"[^\"]{3,}\"|(?s:invalid map key: .*)")
+// quotedPattern matches the parts of the file that the YAML library quotes in errors: anchors, values and keys. One or two characters
+// between quotation marks are those that the library expects.
+var quotedPattern = regexp.MustCompile("`[^`]*`|'[^']*'|\"[^\"]*\"|(?s:invalid map key: .*)")
 
 // redactYAMLError returns a syntax error without the parts that it quotes from the file.
 func redactYAMLError(err error) string {
-	return quotedPattern.ReplaceAllString(strings.TrimPrefix(err.Error(), "yaml: "), "(not shown)")
+	return quotedPattern.ReplaceAllStringFunc(strings.TrimPrefix(err.Error(), "yaml: "), func(quoted string) string {
+		if len(quoted) <= len("'xx'") && quoted[0] != '`' {
+			return quoted
+		}
+		return "(not shown)"
+	})
 }
 
 // reservedPrefixes are the prefixes of OUTRELAY_ variables that are not keys.

@@ -160,6 +160,7 @@ func (c *Config) validateMongo(validator validator) {
 		if found, allowed := findURIProblem(mongoConfig.URI); found != "" {
 			validator.report("mongodb.uri", found, allowed)
 		}
+		validator.checkURIFiles(mongoConfig.URI)
 		product := findOtherProduct(mongoConfig.URI)
 		validator.check("mongodb.uri", product == "", product, "expected MongoDB 6.0 or later: the relay needs change streams with startAfter, "+
 			"transactions and the oplog, which "+product+" does not have")
@@ -177,12 +178,41 @@ func (c *Config) validateMongo(validator validator) {
 		database, collection, _ := strings.Cut(ns, ".")
 		validator.check(path, database != c.State.Database || !strings.HasPrefix(collection, c.State.Prefix), strconv.Quote(ns),
 			"collections that begin with state.prefix hold outrelay's own documents and cannot be watched")
+		validator.check(path, !isOwn(database, collection), strconv.Quote(ns),
+			"this name belongs to the server or to outrelay: name the collection in which a service appends its events")
 		validator.check(path, !slices.Contains(c.Watch[:i], ns), strconv.Quote(ns), "it is in the list twice")
 	}
 
 	for i, name := range c.Consumers.Databases {
 		validator.check(fmt.Sprintf("consumers.databases[%d]", i), databasePattern.MatchString(name), strconv.Quote(name),
 			forms["database"].expected)
+	}
+}
+
+// checkURIFiles checks the files of certificates that a connection string names. The driver reads them when it connects.
+func (v validator) checkURIFiles(uri URI) {
+	clean, _ := uri.withoutLogin()
+	// The driver sends a DNS query to parse a mongodb+srv:// URI.
+	if strings.HasPrefix(clean, "mongodb+srv://") {
+		return
+	}
+	parsed, err := connstring.ParseAndValidate(clean)
+	if err != nil {
+		return
+	}
+
+	files := TLS{
+		CA:   parsed.SSLCaFile,
+		Cert: cmp.Or(parsed.SSLClientCertificateKeyFile, parsed.SSLCertificateFile),
+		Key:  cmp.Or(parsed.SSLClientCertificateKeyFile, parsed.SSLPrivateKeyFile),
+	}
+	// A key with a password cannot be read alone.
+	if parsed.SSLClientCertificateKeyPasswordSet {
+		files.Cert, files.Key = "", ""
+	}
+	for _, problem := range files.findProblems() {
+		problem.Path = "mongodb.uri"
+		v.reportFile(problem)
 	}
 }
 

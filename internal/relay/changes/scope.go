@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/base/glob"
-	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 )
 
@@ -61,30 +61,16 @@ func (p pattern) overlaps(pattern pattern) bool {
 	return glob.Overlap(p.db, pattern.db) && glob.Overlap(p.coll, pattern.coll)
 }
 
-// ownCollections are never watched, even if a pattern matches them (N27). Dead letters would be published
-// again. Inboxes, sagas, the server's own databases and system collections contain no envelopes. A
-// temporary copy for $out, or for a rename into another database, counts once it has its final name.
-var ownCollections = []pattern{
-	{"*", "*_dead"},
-	{"*", "*_cron"},
-	{"*", record.InboxCollection},
-	{"*", record.InboxCollection + "_*"},
-	{"*", "*_sagas"},
-	{"*", "saga_types"},
-	{"admin", "*"},
-	{"local", "*"},
-	{"config", "*"},
-	{"*", "system.*"},
-	{"*", "tmp.agg_out.*"},
-	{"*", "tmp*.renameCollection"},
-}
-
 // ParseScope parses patterns such as `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude has the
 // same form. It names further collections of outrelay itself: the state database ("outrelay.*").
 // Excluded collections are never read. A pattern that matches nothing else is an error. ParseScope
 // reports all problems at once.
 func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
-	scope := &Scope{exclude: slices.Clone(ownCollections)}
+	scope := &Scope{}
+	// N27: a stream would publish dead letters and marks again.
+	for _, own := range config.OwnCollections {
+		scope.exclude = append(scope.exclude, pattern{own.DB, own.Coll})
+	}
 	var problems []error
 	for _, text := range exclude {
 		pattern, err := parsePattern(text)
