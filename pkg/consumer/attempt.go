@@ -353,6 +353,10 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		if x.entry.decodeErr != nil {
 			return &handlerFailure{x.entry.decodeErr}
 		}
+		// A requeue may name any handler, and a handler may have lost a type since.
+		if typ := x.entry.m.Name; !t.reg.system && !t.reg.takesType(typ) {
+			return &handlerFailure{Reject(fmt.Errorf("handler %s does not take type %q: requeue the message to a handler that does", t.reg.name, typ))}
+		}
 
 		message := x.entry.m.copy()
 		// The attempts of this process follow the attempts that the header counts.
