@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// stalledAfter is the time without an ack after which an owner may step down (N6), and the time
-	// without a tick after which a stage counts as hung.
+	// stalledAfter is the time for which another node reaches Kafka and this owner does not, after which the owner
+	// may step down (N6), and the time without a tick after which a stage counts as hung.
 	stalledAfter = 30 * time.Second
 	// stepDownEvery is the shortest time between two step-downs of an owner without progress (N6).
 	stepDownEvery = 5 * time.Minute
@@ -48,6 +48,7 @@ type monitor struct {
 	stopRenewing func()
 
 	brokersAway bool      // targets wait because their brokers cannot be reached
+	outdone     idleTimer // of the acks, while another node reaches Kafka and the owner does not
 	oldest      idleTimer // of the ticket of the oldest unresolved event
 }
 
@@ -72,7 +73,7 @@ func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
 func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var acked, ticks idleTimer
+	var ticks idleTimer
 	var opened *sink.Sink
 	defer m.slot.State.EndPulse("monitor")
 	m.journal.announcePinLapsed()
@@ -107,11 +108,7 @@ func (m *monitor) watchTerm(ctx context.Context, begun <-chan *sink.Sink, end co
 				return
 			}
 
-			// An idle stream has no acks, which must not count as missing progress.
-			if !m.hasPendingWork() {
-				acked = idleTimer{}
-			}
-			if m.shouldStepDown(ctx, acked.idleFor(m.meter.acked.Load(), now), now) {
+			if m.shouldStepDown(ctx, now) {
 				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
 				return
 			}
@@ -137,16 +134,17 @@ func (m *monitor) hasPendingWork() bool {
 	return n > 0 || !m.progress.delivering.Load()
 }
 
-// shouldStepDown implements N6: it reports true if there was no progress for 30 s with work
-// pending, while another live node reaches Kafka. A target that no node can write, such as a
-// missing topic, is no reason: the nodes would pass the lease around without end.
-func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now time.Time) bool {
-	reachable := m.slot.shared.KafkaReachable.Load() && !m.brokersAway
-	if idle < stalledAfter || now.Sub(m.slot.steppedDownAt) < stepDownEvery || reachable {
+// shouldStepDown implements N6: it reports true if for 30 s this owner had work pending and no ack, and could not reach
+// Kafka while another live node did. A target that no node can write, such as a missing topic, is no reason: the nodes
+// would pass the lease around without end.
+func (m *monitor) shouldStepDown(ctx context.Context, now time.Time) bool {
+	// After an outage of all nodes, the standbys may reach Kafka a moment before the owner: the time between counts, not the
+	// time since the last ack.
+	if !m.isOutdone(ctx) {
+		m.outdone = idleTimer{}
 		return false
 	}
-	other, err := m.slot.shared.Nodes.AnotherReachesKafka(ctx, m.slot.cfg.Node, nodes.StaleAfter)
-	if err != nil || !other {
+	if m.outdone.idleFor(m.meter.acked.Load(), now) < stalledAfter || now.Sub(m.slot.steppedDownAt) < stepDownEvery {
 		return false
 	}
 
@@ -154,6 +152,20 @@ func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now ti
 	// Otherwise this node could acquire the lease again before the other node tries.
 	m.slot.lease.HoldOff(stalledAfter)
 	return true
+}
+
+// isOutdone reports whether work is pending and another live node reaches Kafka while this node does not. It costs one read
+// while this node does not reach Kafka, and nothing otherwise.
+func (m *monitor) isOutdone(ctx context.Context) bool {
+	reachable := m.slot.shared.KafkaReachable.Load() && !m.brokersAway
+	// An idle stream has no acks, which must not count as missing progress.
+	if reachable || !m.hasPendingWork() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodes.BeatEvery)
+	defer cancel()
+	other, err := m.slot.shared.Nodes.AnotherReachesKafka(ctx, m.slot.cfg.Node, nodes.StaleAfter)
+	return err == nil && other
 }
 
 // updateStatus updates health, metrics and the statistics that the next renewal saves. opened is nil before the takeover is done.
