@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"net/http"
 	"slices"
@@ -103,8 +102,16 @@ func (h *health) join(member bool) {
 		h.note(healthGroup, nil)
 		return
 	}
-	h.note(healthGroup, errors.New(healthGroup))
-	h.note(healthKafka, nil)
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// Only a member measures Kafka. If an outage of Kafka has ended the membership, the trouble began with the outage.
+	since := h.now()
+	if outage, known := h.trouble[healthKafka]; known {
+		since = outage.since
+		delete(h.trouble, healthKafka)
+	}
+	h.trouble[healthGroup] = problem{since, healthGroup}
 }
 
 // begin records that Run has begun.
