@@ -168,8 +168,11 @@ func writeSlotDetails(out io.Writer, status *admin.SlotStatus) {
 		fmt.Fprintf(out, "%s: pinned to node %s\n", slot, sanitizeLine(status.Pin))
 	}
 	if status.StepDownUntil != nil {
-		fmt.Fprintf(out, "%s: node %s does not take over until %s\n",
-			slot, sanitizeLine(status.Node), status.StepDownUntil.Local().Format(time.TimeOnly))
+		node := "no node takes over"
+		if status.StepDownNode != "" {
+			node = fmt.Sprintf("node %s does not take over", sanitizeLine(status.StepDownNode))
+		}
+		fmt.Fprintf(out, "%s: %s until %s\n", slot, node, status.StepDownUntil.Local().Format(time.TimeOnly))
 	}
 }
 

@@ -35,6 +35,11 @@ func TestStatusCommand(t *testing.T) {
 	}
 
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")
+	// The next owner is not the node on hold.
+	if _, err := d.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "node", Value: "two"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  two", "node one does not take over until")
 	d.runCommand(nil, exitOK, "pause")
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused: an operator paused it", "fix: outrelay resume")
 	d.runCommand(nil, exitOK, "status", "--check")

@@ -41,7 +41,8 @@ type SlotStatus struct {
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
-	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then the previous owner does not acquire it
+	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then StepDownNode does not acquire it
+	StepDownNode  string     `json:"step_down_node,omitempty"`  // the node that has stepped down; "" means every node
 	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
 	Gap           string     `json:"gap,omitempty"`             // the cause of a gap that is being swept
 	StatsAgeS     float64    `json:"stats_age_s"`               // age of the owner's report; −1 if there is none
@@ -201,7 +202,7 @@ func (d *watcherDocument) addControl(slot *SlotStatus) {
 	slot.Paused = d.Control.Paused
 	slot.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {
-		slot.StepDownUntil = &until
+		slot.StepDownUntil, slot.StepDownNode = &until, d.Control.StepDownNode
 	}
 
 	if at, ok := d.Position().Time(); ok && at.T > 0 {
