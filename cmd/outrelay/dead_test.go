@@ -192,6 +192,24 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	}
 }
 
+// TestARequeueThatWouldDieAgainIsRejected: the command has the routing, so it finds that before anything is stored.
+func TestARequeueThatWouldDieAgainIsRejected(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 3)
+	g.env = append(g.env, "OUTRELAY_TOPICS_ALLOW=payments")
+	for _, more := range [][]string{{"--dry-run"}, {"--yes"}} {
+		text := g.runCommand(exitConfig, nil, append([]string{"dead", "requeue", "d0"}, more...)...)
+		expectTexts(t, text, "0 dead letters", "1 rejected", `topic "outbox.event.order" matches nothing in topics.allow; correct the routing`)
+	}
+	if n := g.countWaiting(); n != 0 {
+		t.Errorf("%d envelopes wait", n)
+	}
+
+	expectTexts(t, g.runCommand(exitOK, nil, "dead", "requeue", "d0", "--to-topic", "payments", "--yes"), "1 dead letter requeued, 0 rejected")
+	text := g.runCommand(exitConfig, nil, "dead", "edit", "d1", "--version", "0", "--key", "k", "--yes")
+	expectTexts(t, text, "matches nothing in topics.allow")
+}
+
 func TestDeadLettersAreEdited(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 2)

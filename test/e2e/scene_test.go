@@ -279,31 +279,51 @@ func (s *scene) insertDocument(coll string, doc bson.D) {
 	}
 }
 
-// appendEvents appends events for each state, and waits until they have reached it.
-func (s *scene) appendEvents() {
+// newEvents returns n events of five keys.
+func newEvents(n int, prefix, aggregate, typ string, opts ...event.Option) []event.Event {
+	list := make([]event.Event, n)
+	for i := range list {
+		id := fmt.Sprintf("%s-%03d", prefix, i)
+		payload := event.Document(map[string]any{"total": i, "note": hostile})
+		own := append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)
+		list[i] = event.New(event.Aggregate{Type: aggregate, ID: id}, typ, payload, own...)
+	}
+	return list
+}
+
+// appendForbidden appends events to a topic that is never allowed.
+func (s *scene) appendForbidden(box *outbox.Box, prefix string) {
+	s.t.Helper()
+	if err := box.Append(s.t.Context(), newEvents(forbidden, prefix, "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))...); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// openOutbox returns an outbox whose appends need no transaction.
+func (s *scene) openOutbox() *outbox.Box {
 	s.t.Helper()
 	box, err := outbox.New(s.db, outbox.WithoutTransaction())
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return box
+}
 
+// appendEvents appends events for each state, and waits until they have reached it.
+func (s *scene) appendEvents() {
+	s.t.Helper()
+	box := s.openOutbox()
 	s.waitUntil("a watcher that is live", func(ctx context.Context) bool {
 		n, err := s.state.Collection("watchers").CountDocuments(ctx, bson.D{{Key: "owner", Value: bson.D{{Key: "$ne", Value: nil}}}, {Key: "epoch", Value: bson.D{{Key: "$gt", Value: 0}}}})
 		return err == nil && n == 1
 	})
 
-	var list []event.Event
-	add := func(n int, prefix, aggregate, typ string, opts ...event.Option) {
-		for i := range n {
-			id := fmt.Sprintf("%s-%03d", prefix, i)
-			list = append(list, event.New(event.Aggregate{Type: aggregate, ID: id}, typ, event.Document(map[string]any{"total": i, "note": hostile}), append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
-		}
-	}
-
-	add(delivered, "good", "order", "OrderPlaced")
-	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
-	add(expired, "late", "order", "QuoteOffered", event.WithExpiry(time.Now().Add(-time.Hour)))
-	add(parked, "lost", "lost", "OrderLost")
+	list := slices.Concat(
+		newEvents(delivered, "good", "order", "OrderPlaced"),
+		newEvents(expired, "late", "order", "QuoteOffered", event.WithExpiry(time.Now().Add(-time.Hour))),
+		newEvents(parked, "lost", "lost", "OrderLost"),
+	)
+	s.appendForbidden(box, "forbidden")
 	if err := box.Append(s.t.Context(), list...); err != nil {
 		s.t.Fatal(err)
 	}

@@ -333,5 +333,8 @@ func (o Operator) logDiscarded(ctx context.Context, filter DeadFilter, discarded
 func (o Operator) newDesk() requeues.Desk {
 	desk := requeues.NewDesk(o.letters(), o.waiting(), o.Watcher, o.Actor)
 	desk.Mapping = o.Mapping
+	if o.isConfigured() {
+		desk.Router = o.Router
+	}
 	return desk
 }

@@ -66,7 +66,7 @@ type Operator struct {
 	Node, Version string        // of this process
 
 	Mapping   *envelope.Mapping                                            // of Watcher; nil: the documents are envelopes of the contract
-	Router    *routing.Router                                              // of Watcher, for replays
+	Router    *routing.Router                                              // of Watcher, for replays and requeues
 	Compacted func(ctx context.Context, topics []string) ([]string, error) // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (problems.Oplog, error)            // reads the ends of the oplog
 

@@ -26,6 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/base/crash"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
@@ -42,6 +43,7 @@ type Desk struct {
 	Actor   string
 	Run     string
 	Mapping *envelope.Mapping // reads the envelopes; nil: they are those of the contract
+	Router  *routing.Router   // of the watcher; nil: the owner finds out whether an envelope may be sent
 }
 
 // NewDesk returns a Desk for one action of actor, with a new Run.
@@ -266,6 +268,26 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 	return mongodb.DescribeError(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
 }
 
+// checkRouting returns why the owner would reject the envelope of letter for topics, or for all its topics if topics is nil. It returns
+// nil without a Router.
+func (k Desk) checkRouting(letter *letters.Dead, view *envelope.View, topics []string) *record.Rejection {
+	if k.Router == nil {
+		return nil
+	}
+	db, coll, _ := strings.Cut(letter.NS, ".")
+	_, err := k.Router.Route(view, &routing.Meta{DB: []byte(db), Coll: []byte(coll)}, nil)
+	if err == nil {
+		return nil
+	}
+
+	// Only a rule that discards the envelope applies to topics that an operator has chosen.
+	rejection := record.RejectionOf(err)
+	if topics != nil && rejection.Class != record.Dropped {
+		return nil
+	}
+	return rejection
+}
+
 // newEntry returns the waiting envelope of letter with the server time now. If letter cannot be delivered as it is, the error is a
 // [*letters.RejectedError].
 func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (waiting.Entry, error) {
@@ -311,6 +333,10 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 	var topics []string
 	if options.Topic != "" {
 		topics = []string{options.Topic}
+	}
+	// Otherwise the envelope would die again at once.
+	if rejection := k.checkRouting(letter, &view, topics); rejection != nil {
+		return reject(rejection.Error() + "; correct the routing, choose another topic, or edit it")
 	}
 	return waiting.Entry{
 		Watcher:  letter.Watcher,
