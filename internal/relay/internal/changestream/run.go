@@ -92,7 +92,7 @@ func (s *Stream) newRun(start changes.Start, out chan<- *changes.Batch) (*run, e
 		run.position.Token = nil
 		run.startAt(run.position.ClusterTime)
 		s.cfg.Log.Warn("the stored token does not belong to its cluster time; starting by time",
-			"token", start.Position.Token.Data(), "time", run.position.ClusterTime.T)
+			"token", start.Position.Token.Data(), "cluster_time", run.position.ClusterTime.T)
 	}
 
 	switch {
@@ -147,7 +147,7 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	timestamp, ok := r.position.Time()
 	if why != "" && ok && !r.byTime {
 		r.startAt(timestamp)
-		r.stream.cfg.Log.Info("starting by time instead of by token", "error", why, "time", timestamp.T)
+		r.stream.cfg.Log.Info("starting by time instead of by token", "error", why, "cluster_time", timestamp.T)
 	}
 	return nil
 }

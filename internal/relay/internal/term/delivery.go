@@ -222,7 +222,7 @@ func (d *delivery) begin(ctx, work context.Context, group *errgroup.Group) *publ
 
 	from := d.start.from
 	d.log.Info("took over", "watcher", d.slot.cfg.Watcher, "node", d.slot.cfg.Node,
-		"position", from.Token.String(), "time", from.ClusterTime.T)
+		"position", from.Token.String(), "cluster_time", from.ClusterTime.T)
 	d.journal.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: from.Token.String()}})
 	return publishing
 }
