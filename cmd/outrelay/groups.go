@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -40,7 +41,7 @@ func newGroupsListCommand(program *program) *cobra.Command {
 func writeGroups(out io.Writer, list admin.GroupList) {
 	writeList(out, "no group reads a topic of this watcher", "GROUP\tSTATE\tMEMBERS\tLAG\tRETRYING\tUNASSIGNED\tTOPICS\tNOTE", list.Groups, func(group admin.Group) cells {
 		return cells{
-			group.Group, group.State, len(group.Members), formatThousands(group.Lag), formatThousands(countRetrying(group)), group.Unassigned,
+			group.Group, group.State, formatMembers(group, len(group.Members)), formatOffset(group.Lag), formatRetrying(group), formatMembers(group, group.Unassigned),
 			truncate(strings.Join(group.Topics, " "), 60), describeGroup(group),
 		}
 	})
@@ -52,13 +53,25 @@ func writeGroups(out io.Writer, list admin.GroupList) {
 	}
 }
 
-// countRetrying returns how many messages wait for another attempt, in retry topics and in MongoDB.
-func countRetrying(group admin.Group) int64 {
+// formatMembers formats a count that depends on the members of a group. It returns "-" if they are unknown.
+func formatMembers(group admin.Group, n int) string {
+	if group.State == "" {
+		return "-"
+	}
+	return formatThousands(int64(n))
+}
+
+// formatRetrying formats how many messages wait for another attempt, in retry topics and in MongoDB. It returns "-" if only MongoDB was
+// read, and has none.
+func formatRetrying(group admin.Group) string {
 	n := group.Retrying
 	for _, h := range group.Handlers {
 		n += h.Waiting
 	}
-	return n
+	if n == 0 && group.Lag == nil {
+		return "-"
+	}
+	return formatThousands(n)
 }
 
 // describeGroup returns the notes about a group that needs attention.
@@ -94,8 +107,14 @@ func newGroupsShowCommand(program *program) *cobra.Command {
 }
 
 func writeGroup(out io.Writer, group admin.Group) {
-	fmt.Fprintf(out, "group %s · %s · %s · lag %s · %s\n", sanitizeLine(group.Group), sanitizeLine(group.State),
-		countNoun(int64(len(group.Members)), "member"), formatThousands(group.Lag), countNoun(int64(len(group.Partitions)), "partition"))
+	head := []string{"group " + group.Group, cmp.Or(group.State, "state unknown")}
+	if group.State != "" {
+		head = append(head, countNoun(int64(len(group.Members)), "member"))
+	}
+	if group.Lag != nil {
+		head = append(head, "lag "+formatThousands(*group.Lag), countNoun(int64(len(group.Partitions)), "partition"))
+	}
+	fmt.Fprintln(out, sanitizeLine(strings.Join(head, " · ")))
 	if note := describeGroup(group); note != "" {
 		fmt.Fprintln(out, sanitizeLine(note))
 	}
@@ -110,13 +129,16 @@ func writeGroup(out io.Writer, group admin.Group) {
 		})
 	}
 
-	fmt.Fprintln(out)
-	writeList(out, "the group has read no partition", "TOPIC\tPARTITION\tCOMMITTED\tEND\tLAG\tREAD BY", group.Partitions, func(partition admin.GroupPartition) cells {
-		return cells{
-			partition.Topic, partition.Partition, formatOffset(partition.Committed), formatOffset(partition.End), formatOffset(partition.Lag),
-			names[partition.Member],
-		}
-	})
+	// The note above has the reason why the partitions are unknown.
+	if group.Lag != nil || len(group.Partitions) > 0 {
+		fmt.Fprintln(out)
+		writeList(out, "the group has read no partition", "TOPIC\tPARTITION\tCOMMITTED\tEND\tLAG\tREAD BY", group.Partitions, func(partition admin.GroupPartition) cells {
+			return cells{
+				partition.Topic, partition.Partition, formatOffset(partition.Committed), formatOffset(partition.End), formatOffset(partition.Lag),
+				names[partition.Member],
+			}
+		})
+	}
 
 	if len(group.Handlers) == 0 {
 		return

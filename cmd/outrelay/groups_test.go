@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -46,7 +47,7 @@ func TestGroupsAreShownWithMembersLagAndStops(t *testing.T) {
 	var group admin.Group
 	stacktest.Eventually(t, "the committed offset and the message that waits", func() bool {
 		group = show()
-		return len(group.Partitions) == 1 && group.Partitions[0].Lag != nil && group.Lag == 0 && len(group.Handlers) == 1
+		return len(group.Partitions) == 1 && group.Lag != nil && *group.Lag == 0 && len(group.Handlers) == 1
 	})
 	if group.State != "Stable" || len(group.Members) != 1 || group.Members[0].Partitions != 1 || group.Members[0].Host == "" || group.Unassigned+group.Idle != 0 || group.Problem != "" {
 		t.Errorf("unexpected group %+v", group)
@@ -93,5 +94,35 @@ func TestGroupsAreShownWithMembersLagAndStops(t *testing.T) {
 		if code, _, errOut := runCommand(t, c.env, append([]string{"groups"}, args...)...); code == 0 || errOut == "" {
 			t.Errorf("%s: code %d, %q", name, code, errOut)
 		}
+	}
+}
+
+// Kafka is the cause of an outage of Kafka, and no figure is shown that was not read.
+func TestAnOutageOfKafkaIsNamedInGroups(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 0)
+	// The listener accepts connections, and no program responds.
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+
+	for _, broker := range []string{"127.0.0.1:1", listener.Addr().String()} {
+		env := append(slices.Clone(g.env), "OUTRELAY_KAFKA_BROKERS="+broker)
+		for _, args := range [][]string{{"groups", "list"}, {"groups", "show", "office"}} {
+			code, out, errOut := runCommand(t, env, args...)
+			if code != exitTemporary || out != "" || !strings.Contains(errOut, "Kafka does not") || !strings.Contains(errOut, broker) {
+				t.Errorf("%v with %s: %d\n%s%s", args, broker, code, out, errOut)
+			}
+		}
+	}
+
+	var out strings.Builder
+	unread := admin.Group{Group: "office", Problem: "Kafka has no coordinator"}
+	writeGroup(&out, unread)
+	writeGroups(&out, admin.GroupList{Groups: []admin.Group{unread}})
+	if text := out.String(); strings.ContainsAny(text, "0123456789") || strings.Contains(text, "read no partition") || strings.Count(text, unread.Problem) != 2 {
+		t.Errorf("a group that cannot be read:\n%s", text)
 	}
 }

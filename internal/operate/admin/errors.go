@@ -30,7 +30,7 @@ const (
 	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
 )
 
-// KafkaError is the error of [Operator.Ping] if Kafka cannot be used.
+// KafkaError is the error of a use-case that has read MongoDB and cannot use Kafka.
 type KafkaError struct{ Err error }
 
 func (e *KafkaError) Error() string { return "MongoDB responds, and Kafka does not: " + e.Err.Error() }
@@ -66,7 +66,7 @@ func Explain(err error) (kind Failure, fix string) {
 	case errors.As(err, &kafka) && kafka.Rejected():
 		return FailForbidden, ""
 	case errors.As(err, &kafka):
-		return FailUnavailable, ""
+		return FailUnavailable, "check the brokers and the login with outrelay doctor"
 	case is(ErrUnknownNode):
 		return FailNotFound, "to pin a node before its first start, use force: true"
 	case is(mongodb.ErrNotFound, lease.ErrNotFound):
@@ -118,6 +118,10 @@ func Explain(err error) (kind Failure, fix string) {
 // IsUnreachable reports whether MongoDB did not respond, or rejected the login. The error of the driver describes the topology
 // and not the cause.
 func IsUnreachable(err error) bool {
+	// Kafka may also be what did not respond in time.
+	if errors.Is(err, kafkawire.ErrAway) || errors.As(err, new(*KafkaError)) {
+		return false
+	}
 	return mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) ||
 		mongodb.HasCode(err, mongodb.CodeAuthenticationFailed)
 }

@@ -30,13 +30,14 @@ type Group struct {
 	Group  string   `json:"group"`
 	State  string   `json:"state"` // Stable, PreparingRebalance, CompletingRebalance, Empty (no member runs), Dead (it does not exist), or "" if unknown
 	Topics []string `json:"topics"`
-	// Lag is the sum of the partitions with a committed offset. It includes markers of transactions, which are no messages.
-	Lag        int64 `json:"lag"`
-	Unassigned int   `json:"unassigned"` // partitions that no member reads
-	Idle       int   `json:"idle"`       // members without a partition
+	// Lag is the sum of the partitions with a committed offset. It includes markers of transactions, which are no messages. It is
+	// missing if the offsets cannot be read.
+	Lag        *int64 `json:"lag,omitempty"`
+	Unassigned int    `json:"unassigned,omitempty"` // partitions that no member reads
+	Idle       int    `json:"idle,omitempty"`       // members without a partition
 	// Retrying is the lag in retry topics of the group (WithRetryTopics): messages that wait there for another attempt.
-	Retrying   int64            `json:"retrying"`
-	Members    []GroupMember    `json:"members"`
+	Retrying   int64            `json:"retrying,omitempty"`
+	Members    []GroupMember    `json:"members"`    // unknown if the state is unknown
 	Partitions []GroupPartition `json:"partitions"` // only of one group
 	Handlers   []GroupHandler   `json:"handlers"`   // with messages that wait, or that take none; only of consumers of pkg/consumer
 	Paused     int              `json:"paused"`     // members that Consumer.Pause has stopped
@@ -112,7 +113,7 @@ func (g Groups) List(ctx context.Context, all bool) (GroupList, error) {
 		group.Partitions = []GroupPartition{}
 		list.Groups = append(list.Groups, group)
 	}
-	slices.SortStableFunc(list.Groups, func(a, b Group) int { return cmp.Compare(b.Lag, a.Lag) })
+	slices.SortStableFunc(list.Groups, func(a, b Group) int { return cmp.Compare(b.knownLag(), a.knownLag()) })
 	return list, nil
 }
 
@@ -145,7 +146,11 @@ func (g Groups) read(ctx context.Context, query connect.GroupQuery) (connect.Gro
 	if g.op.KafkaGroups == nil {
 		return connect.Groups{}, wrapError("reading consumer groups", ErrUnavailable)
 	}
-	return g.op.KafkaGroups(ctx, query)
+	found, err := g.op.KafkaGroups(ctx, query)
+	if err != nil {
+		return found, &KafkaError{err}
+	}
+	return found, nil
 }
 
 // groupNotes is what MongoDB has of a group.
@@ -231,6 +236,9 @@ func newGroup(kafkaGroup *connect.Group, ends map[record.TopicPartition]int64, n
 		Problem: kafkaGroup.Problem,
 	}
 
+	if kafkaGroup.Committed != nil {
+		group.Lag = new(int64)
+	}
 	readers := map[record.TopicPartition]string{}
 	for i := range kafkaGroup.Members {
 		member := &kafkaGroup.Members[i]
@@ -276,6 +284,14 @@ func newGroup(kafkaGroup *connect.Group, ends map[record.TopicPartition]int64, n
 	return group
 }
 
+// knownLag returns the lag, or -1 if it is unknown.
+func (g *Group) knownLag() int64 {
+	if g.Lag == nil {
+		return -1
+	}
+	return *g.Lag
+}
+
 // addPartition adds a partition and its lag.
 func (g *Group) addPartition(partition GroupPartition) {
 	if partition.Committed != nil && partition.End != nil {
@@ -284,12 +300,12 @@ func (g *Group) addPartition(partition GroupPartition) {
 		if _, rung := transport.ParseRetryTopic(partition.Topic, g.Group); rung > 0 {
 			g.Retrying += lag
 		} else {
-			g.Lag += lag
+			*g.Lag += lag
 		}
 	}
 
-	// The group of a topic that was deleted keeps its offsets for a while.
-	if partition.Member == "" && partition.End != nil {
+	// The group of a topic that was deleted keeps its offsets for a while. Without a state, the members are unknown.
+	if g.State != "" && partition.Member == "" && partition.End != nil {
 		g.Unassigned++
 	}
 	if !slices.Contains(g.Topics, partition.Topic) {

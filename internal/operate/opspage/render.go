@@ -280,6 +280,12 @@ func formatShare(done, skipped, total int64) int64 {
 
 // formatNumber separates thousands.
 func formatNumber(n any) string {
+	if known, isOptional := n.(*int64); isOptional {
+		if known == nil {
+			return "–"
+		}
+		n = *known
+	}
 	text := fmt.Sprint(n)
 	sign := ""
 	if strings.HasPrefix(text, "-") {

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,11 +21,11 @@ const (
 	groupCalls = 8
 )
 
-// Group is a consumer group as Kafka has it.
+// Group is a consumer group as Kafka has it. Its State is "" if its members cannot be read.
 type Group struct {
 	Name string
 	kafkawire.GroupState
-	Committed map[record.TopicPartition]int64
+	Committed map[record.TopicPartition]int64 // nil if it cannot be read
 	// Problem is a sentence about what cannot be read, or "".
 	Problem string
 }
@@ -75,26 +76,27 @@ func (c Cluster) ReadGroups(ctx context.Context, query GroupQuery) (Groups, erro
 	reading, groupCtx := errgroup.WithContext(ctx)
 	reading.SetLimit(groupCalls)
 	for i, name := range names {
-		reading.Go(func() error {
-			out.Groups[i] = readGroup(groupCtx, client, name)
-			return nil
+		reading.Go(func() (err error) {
+			out.Groups[i], err = readGroup(groupCtx, client, name)
+			return err
 		})
 	}
-	// The functions return no error.
-	_ = reading.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(reading.Wait(), ctx.Err()); err != nil {
 		return out, err
 	}
 	return out, out.readEnds(ctx, client)
 }
 
-// readGroup reads one group from its coordinator.
-func readGroup(ctx context.Context, client *kafkawire.Client, name string) Group {
+// readGroup reads one group from its coordinator. The error is that no broker responds.
+func readGroup(ctx context.Context, client *kafkawire.Client, name string) (Group, error) {
 	group := Group{Name: name}
 	at, err := client.FindGroupCoordinator(ctx, name)
+	if errors.Is(err, kafkawire.ErrAway) {
+		return group, err
+	}
 	if err != nil {
 		group.Problem = describeGroupProblem(name, "find", err)
-		return group
+		return group, nil
 	}
 
 	group.GroupState, err = client.DescribeGroup(ctx, at, name)
@@ -102,14 +104,15 @@ func readGroup(ctx context.Context, client *kafkawire.Client, name string) Group
 		group.Problem = describeGroupProblem(name, "describe", err)
 	}
 	committed, err := client.CommittedOffsets(ctx, at, name, nil)
-	if err != nil && group.Problem == "" {
-		group.Problem = describeGroupProblem(name, "read the offsets of", err)
+	if err != nil {
+		group.Problem = cmp.Or(group.Problem, describeGroupProblem(name, "read the offsets of", err))
+		return group, nil
 	}
 	group.Committed = make(map[record.TopicPartition]int64, len(committed))
 	for tp, offset := range committed {
 		group.Committed[tp] = offset.Offset
 	}
-	return group
+	return group, nil
 }
 
 // describeGroupProblem returns a sentence about a group that cannot be read.
@@ -117,7 +120,11 @@ func describeGroupProblem(name, verb string, err error) string {
 	if errors.Is(err, kafkawire.GroupAuthorizationFailed) {
 		return fmt.Sprintf("the Kafka login of the relay may not see group %s: grant it DESCRIBE on the group", name)
 	}
-	return fmt.Sprintf("cannot %s group %s: %v", verb, name, err)
+	if _, isCode := errors.AsType[kafkawire.Code](err); isCode && kafkawire.IsRetriable(err) {
+		return fmt.Sprintf("Kafka has no coordinator that can %s group %s at the moment, for example before the first group of the cluster: "+
+			"repeat it in a few seconds", verb, name)
+	}
+	return fmt.Sprintf("cannot %s group %s in Kafka: %v", verb, name, err)
 }
 
 // readEnds reads the ends of all partitions that the groups read.
