@@ -55,7 +55,7 @@ func TestGroupsAreShownWithMembersLagAndStops(t *testing.T) {
 	if p := group.Partitions[0]; p.Topic != c.topic || *p.Committed != 3 || *p.End != 3 || p.Member != group.Members[0].ID {
 		t.Errorf("unexpected partition %+v", p)
 	}
-	if h := group.Handlers[0]; h.Handler != "invoice" || h.Waiting != 1 || h.FailedAt == nil || h.Suspended+h.Paused != 0 {
+	if h := group.Handlers[0]; h.Handler != "invoice" || h.Waiting != 1 || h.FailedAt == nil || h.Suspended+h.Paused != 0 || h.Until == nil || h.Reason != "no response" {
 		t.Errorf("unexpected handler %+v", h)
 	}
 

@@ -10,6 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/connect"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
 )
 
@@ -73,11 +74,12 @@ type GroupHandler struct {
 	Handler  string     `json:"handler"`
 	Waiting  int64      `json:"waiting"`             // messages that it retries, or that follow such a message
 	FailedAt *time.Time `json:"failed_at,omitempty"` // the first failure of the oldest of them
-	// Suspended is the number of members that have suspended the handler, and Paused of those in which a program has paused it.
-	Suspended int        `json:"suspended"`
-	Paused    int        `json:"paused"`
-	Until     *time.Time `json:"until,omitempty"`  // when a member that has suspended it tries the next message
-	Reason    string     `json:"reason,omitempty"` // its last failure
+	// Suspended is the number of members that have suspended the handler, and Paused is the number of members in which a program has paused it.
+	Suspended int `json:"suspended"`
+	Paused    int `json:"paused"`
+	// Until is when a member tries the next message, and Reason is the last failure. In a list, only handlers that a member has suspended have them.
+	Until  *time.Time `json:"until,omitempty"`
+	Reason string     `json:"reason,omitempty"`
 }
 
 // List returns the groups that read a topic of the watcher, or that consumers in the databases of services have, without their
@@ -169,7 +171,8 @@ func (n *groupNotes) findHandler(name string) *GroupHandler {
 	return handler
 }
 
-// readNotes returns what the members of the groups have recorded in the databases of services, by group.
+// readNotes returns what the members of the groups have recorded in the databases of services, by group; of one group also the next
+// attempts.
 func (g Groups) readNotes(ctx context.Context, only string) (map[string]*groupNotes, error) {
 	databases, err := g.op.HandlerWaiting().databases(ctx, "")
 	if err != nil {
@@ -213,8 +216,34 @@ func (g Groups) readNotes(ctx context.Context, only string) (map[string]*groupNo
 				}
 			}
 		}
+
+		if notes := all[only]; notes != nil {
+			next, err := g.op.HandlerWaiting().desk(db).NextAttempts(ctx, only)
+			if err != nil {
+				return nil, err
+			}
+			notes.addNextAttempts(next)
+		}
 	}
 	return all, nil
+}
+
+// addNextAttempts adds the next attempts to the handlers of a group.
+func (n *groupNotes) addNextAttempts(list []setaside.NextAttempt) {
+	for _, next := range list {
+		_, name := (&setaside.Place{Handler: next.Handler}).SplitHandler()
+		handler := n.handlers[name]
+		// The members count every few seconds, so they may not have counted the message yet.
+		if handler == nil {
+			continue
+		}
+
+		handler.Reason = cmp.Or(handler.Reason, next.Reason)
+		// A handler that is stopped does not try the message when it is due.
+		if due := inUTC(&next.Due); handler.Suspended+handler.Paused == 0 && compareFirst(due, handler.Until) < 0 {
+			handler.Until = due
+		}
+	}
 }
 
 // ownTopics returns the topics that the owners of the watcher have reported.

@@ -236,6 +236,26 @@ func (d *Desk) Summarize(ctx context.Context, query Query) ([]Sum, error) {
 	return cursor.All[Sum](ctx, "summarizing the messages of handlers in "+mongodb.Namespace(d.coll), cur, err)
 }
 
+// NextAttempt is the next attempt of a handler, with the reason why the attempt before it failed.
+type NextAttempt struct {
+	Handler string    `bson:"h"`
+	Due     time.Time `bson:"due"`
+	Reason  string    `bson:"reason"`
+}
+
+// NextAttempts returns the next attempt of each handler of a group that has one. It reads all messages of the group that have failed.
+func (d *Desk) NextAttempts(ctx context.Context, group string) ([]NextAttempt, error) {
+	first := bson.D{{Key: "sortBy", Value: bson.D{{Key: "due", Value: 1}}}, {Key: "output", Value: bson.D{
+		{Key: "due", Value: "$due"}, {Key: "reason", Value: bson.D{{Key: "$last", Value: "$hist.reason"}}},
+	}}}
+	cur, err := cursor.Aggregate(ctx, d.coll, mongo.Pipeline{
+		{{Key: "$match", Value: append(Query{Group: group}.filter(), hasFailed...)}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$h"}, {Key: "first", Value: bson.D{{Key: "$top", Value: first}}}}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$first", bson.D{{Key: "h", Value: "$_id"}}}}}}},
+	})
+	return cursor.All[NextAttempt](ctx, "reading the next attempts of handlers in "+mongodb.Namespace(d.coll), cur, err)
+}
+
 // Retry requests an attempt now for the messages that the query selects and that have failed. It returns their number. Messages that
 // wait untried follow the failed message of their key without a request.
 func (d *Desk) Retry(ctx context.Context, query Query) (int64, error) {
