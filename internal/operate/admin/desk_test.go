@@ -325,7 +325,7 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 			t.Errorf("not in the order of time: %+v", e.Timeline)
 		}
 	}
-	if want := []string{"appended", "sent", "handled", "failed", "set aside", "dead"}; !slices.Equal(what, want) {
+	if want := []string{"appended", "sent", "handled", "failed", "set aside", "sent", "dead"}; !slices.Equal(what, want) {
 		t.Errorf("got %q, want %q: %+v", what, want, e.Timeline)
 	}
 	states := map[string]string{}

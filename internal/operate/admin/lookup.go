@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
-	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 )
@@ -147,9 +147,9 @@ type foundDocument struct {
 	raw bson.Raw
 }
 
-// findInOutboxes returns the documents of the outboxes that match one of the filters, up to one more than limit for each filter and
+// findInOutboxes returns the documents of the outboxes that one of the filters selects, up to one more than limit for each filter and
 // outbox.
-func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []bson.D, limit int) ([]foundDocument, error) {
+func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []mongo.Pipeline, limit int) ([]foundDocument, error) {
 	byOutbox := make([][]foundDocument, len(names))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(maxConcurrentLookups)
@@ -214,7 +214,7 @@ func (o Operator) findClaimed(ctx context.Context, filter WaitingFilter) (list [
 // addWaiting adds a waiting envelope. Its first delivery replaces the document of the outbox from which it was taken.
 func addWaiting(list []FoundEnvelope, envelope FoundEnvelope) []FoundEnvelope {
 	i := slices.IndexFunc(list, func(foundEnvelope FoundEnvelope) bool {
-		return foundEnvelope.Collection == envelope.Collection && foundEnvelope.ID == envelope.ID && foundEnvelope.stamp == envelope.stamp && foundEnvelope.State != stateWaiting
+		return foundEnvelope.isOf(envelope.Collection, envelope.ID, envelope.stamp) && foundEnvelope.State != stateWaiting
 	})
 	if i < 0 || envelope.Delivery > 0 {
 		return append(list, envelope)
@@ -243,12 +243,16 @@ func optionalID(id string) []string {
 	return []string{id}
 }
 
-// lookupFilters returns the filters that together match everything. Each of them uses an index. For
+// maxTimeless bounds the envelopes without a stamp that the lookup of a key reads in an outbox to find envelopes without a time.
+const maxTimeless = 100_000
+
+// lookupFilters returns the filters that together select everything. Each of them uses an index. For
 // a key, it also returns the begin of the time window.
-func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]bson.D, *time.Time, error) {
+func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]mongo.Pipeline, *time.Time, error) {
+	match := func(conditions ...bson.E) bson.D { return bson.D{{Key: "$match", Value: bson.D(conditions)}} }
 	if q.ID != "" {
 		ids, err := parseIDValues(q.ID)
-		return []bson.D{{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}, nil, err
+		return []mongo.Pipeline{{match(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}})}}, nil, err
 	}
 
 	since := q.From
@@ -265,24 +269,32 @@ func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]bson.D, *time.T
 
 	// The ordering key of an envelope without a key is its aggregate id.
 	hasKey := mapping.KeyFilter(parseKeyValues(q.Key))
-	filters := []bson.D{{{Key: "ts", Value: window}, hasKey}}
+	filters := []mongo.Pipeline{{match(bson.E{Key: "ts", Value: window}, hasKey)}}
 
 	// If an envelope has no timestamp, its id may contain the time.
 	for _, ids := range outboxes.IDsBetween(since, q.To) {
-		filters = append(filters, bson.D{ids, hasKey, {Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}}}})
+		filters = append(filters, mongo.Pipeline{match(ids, hasKey, bson.E{Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}}})})
 	}
+	// An envelope without any time may be in the window: the purge stamps it after its delivery. Most UUIDs of other versions than 7 are
+	// after the range.
+	var hasTime bson.A
+	for _, ids := range outboxes.IDsBetween(time.Time{}, time.Now().Add(outboxes.ClockMargin)) {
+		hasTime = append(hasTime, bson.D{ids})
+	}
+	filters = append(filters, mongo.Pipeline{
+		match(outboxes.Unstamped()), {{Key: "$limit", Value: maxTimeless}}, match(bson.E{Key: "$nor", Value: hasTime}, hasKey),
+	})
 	return filters, &since, nil
 }
 
-// findEnvelopes returns up to limit matching envelopes, newest first, without payloads.
-func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
-	outbox := outboxes.CollectionOf(o.State.Client(), ns)
-
-	return mongodb.FindAll[bson.Raw](ctx, mongodb.Majority(outbox), "finding envelopes in "+ns, filter, options.Find().
-		SetLimit(int64(limit)).
-		SetSort(bson.D{{Key: "ts", Value: -1}}).
-		SetAllowDiskUse(true).
-		SetProjection(o.Mapping.Without("payload")))
+// findEnvelopes returns up to limit of the selected envelopes, newest first, without payloads.
+func (o Operator) findEnvelopes(ctx context.Context, ns string, filter mongo.Pipeline, limit int) ([]bson.Raw, error) {
+	newest := append(slices.Clone(filter), bson.D{{Key: "$sort", Value: bson.D{{Key: "ts", Value: -1}}}}, bson.D{{Key: "$limit", Value: limit}})
+	if without := o.Mapping.Without("payload"); len(without) > 0 {
+		newest = append(newest, bson.D{{Key: "$project", Value: without}})
+	}
+	outbox := mongodb.Majority(outboxes.CollectionOf(o.State.Client(), ns))
+	return mongodb.AggregateAll[bson.Raw](ctx, outbox, "finding envelopes in "+ns, newest, options.Aggregate().SetAllowDiskUse(true))
 }
 
 // settledUpTo is the position that the watcher has passed, and the margin between a timestamp and
@@ -384,29 +396,6 @@ func (s settledUpTo) describeWaiting(mapping *envelope.Mapping, document *waitin
 	return envelope
 }
 
-// addAttempts adds the failed attempts of the relay, or of the handler of a message, to the timeline.
-func (e *FoundEnvelope) addAttempts(handler string, history []record.Attempt) {
-	for _, attempt := range history {
-		parts := slices.DeleteFunc([]string{handler, attempt.Topic, string(attempt.Class), attempt.Reason}, func(part string) bool { return part == "" })
-		e.Timeline = append(e.Timeline, TimelineEntry{At: attempt.At.UTC(), What: eventFailed, Text: strings.Join(parts, ": "), Node: attempt.Node})
-	}
-}
-
-// addHistory adds the events in the life of the envelope to the timeline.
-func (e *FoundEnvelope) addHistory(envelope *storedEnvelope) {
-	if e.Written != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: eventAppended})
-	}
-
-	if due := cmp.Or(envelope.ScheduledFor, envelope.DueAt); due != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: eventDue})
-	}
-	if envelope.SentAt != nil {
-		e.Timeline = append(e.Timeline, TimelineEntry{At: envelope.SentAt.UTC(), What: eventSent, Text: formatPlaces(e.Sent)})
-	}
-	e.sortTimeline()
-}
-
 // envelopeState returns the state of an envelope in an outbox that neither waits nor is dead.
 func (s settledUpTo) envelopeState(envelope *storedEnvelope, ts bson.Timestamp) string {
 	if envelope.DueAt != nil {
@@ -443,8 +432,7 @@ func formatPlaces(list []outboxes.Place) string {
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		letter := &list[i]
-		// Another event may have had the same id.
-		if letter.Collection != e.Collection || letter.ID != e.ID || letter.origin.stamp != e.stamp {
+		if !e.isOf(letter.Collection, letter.ID, letter.origin.stamp) {
 			continue
 		}
 
@@ -468,15 +456,6 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 		e.addDiscard(letter)
 	}
 	e.sortTimeline()
-}
-
-// addDiscard adds the discard of a letter that is in the archive to the timeline.
-func (e *FoundEnvelope) addDiscard(letter *DeadLetter) {
-	if letter.Archived == nil {
-		return
-	}
-	text := "by " + letter.Archived.Actor + "; the archive has it until " + letter.Archived.Until.Format(time.RFC3339)
-	e.Timeline = append(e.Timeline, TimelineEntry{At: letter.Archived.At.UTC(), What: eventDiscarded, Text: text, Letter: letter.Letter})
 }
 
 // parseKeyValues returns the BSON values as which a key with this text may be stored. text must not

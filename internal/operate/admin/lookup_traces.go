@@ -131,9 +131,7 @@ func findMarks(ctx context.Context, op Operator, events map[string][]string) (li
 
 // addUnknown adds the event of a letter of the relay that is neither in an outbox nor waiting.
 func (r *LookupResult) addUnknown(letter *DeadLetter) {
-	isKnown := func(e FoundEnvelope) bool {
-		return e.Collection == letter.Collection && e.ID == letter.ID && e.stamp == letter.origin.stamp
-	}
+	isKnown := func(e FoundEnvelope) bool { return e.isOf(letter.Collection, letter.ID, letter.origin.stamp) }
 	if slices.ContainsFunc(r.Envelopes, isKnown) {
 		return
 	}
@@ -142,8 +140,7 @@ func (r *LookupResult) addUnknown(letter *DeadLetter) {
 	event.AggregateType, event.Delivery, event.stamp = letter.AggregateType, letter.Delivery, letter.origin.stamp
 	if seconds := letter.origin.stamp.T; seconds > 0 {
 		at := time.Unix(int64(seconds), 0).UTC()
-		event.Written = &at
-		event.Timeline = append(event.Timeline, TimelineEntry{At: at, What: eventAppended})
+		event.setWritten(&at)
 	}
 	r.Envelopes = append(r.Envelopes, event)
 }
@@ -163,9 +160,7 @@ func (r *LookupResult) findEvent(collection, id, typ, key string) *FoundEnvelope
 	})
 	if at < 0 {
 		event := newTracedEvent(collection, id, typ, key)
-		if event.Written = readIDTime(id); event.Written != nil {
-			event.Timeline = append(event.Timeline, TimelineEntry{At: *event.Written, What: eventAppended})
-		}
+		event.setWritten(readIDTime(id))
 		r.Envelopes = append(r.Envelopes, event)
 		at = len(r.Envelopes) - 1
 	}
@@ -195,6 +190,12 @@ func (r *LookupResult) addTraces(traces traces) {
 		event := r.findEvent(recent.Collection, recent.ID, recent.Type, recent.Key)
 		event.AggregateType, event.AggregateID = cmp.Or(event.AggregateType, recent.AggregateType), cmp.Or(event.AggregateID, recent.AggregateID)
 		event.setCause(recent.CorrelationID, recent.CausationID)
+		if !recent.CommittedAt.IsZero() {
+			event.committed = inUTC(&recent.CommittedAt)
+		}
+		if event.Written == nil {
+			event.setWritten(event.committed)
+		}
 		place := outboxes.Place{Topic: recent.Topic, Partition: recent.Partition, Offset: recent.Offset}
 		if event.addPlace(place) {
 			event.Timeline = append(event.Timeline, TimelineEntry{At: recent.AckedAt.UTC(), What: eventSent, Text: formatPlace(place)})
@@ -205,7 +206,7 @@ func (r *LookupResult) addTraces(traces traces) {
 		message := &traces.aside[i]
 		event := r.findEvent("", message.ID, message.Type, message.Key)
 		place := outboxes.Place{Topic: message.Topic, Partition: message.Partition, Offset: message.Offset}
-		event.addPlace(place)
+		event.noteHandler(place, message.AsideAt, message.history)
 		found := FoundHandler{Group: message.Group, Handler: message.Handler, State: "retried", At: message.AsideAt.UTC(), Place: formatPlace(place), Reason: message.Reason}
 		text := fmt.Sprintf("%s: %s", describeHandler(&found), countAttempts(message))
 		event.Handlers = append(event.Handlers, found)
@@ -228,7 +229,7 @@ func (r *LookupResult) addMarks(marks []foundMark) {
 		found := FoundHandler{Group: group, Handler: handler, State: eventHandled, At: mark.At.UTC()}
 		if mark.Place.Topic != "" {
 			place := outboxes.Place{Topic: mark.Place.Topic, Partition: mark.Place.Partition, Offset: mark.Place.Offset}
-			event.addPlace(place)
+			event.noteHandler(place, found.At, nil)
 			found.Place = formatPlace(place)
 		}
 		text := describeHandler(&found)
@@ -249,6 +250,8 @@ func (r *LookupResult) settle() {
 		if event.State == stateAppended && len(event.Sent) > 0 {
 			event.State = stateDelivered
 		}
+		event.addReached()
+		event.dropLateStamp()
 		event.sortTimeline()
 	}
 }
@@ -260,7 +263,7 @@ func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
 		Group: letter.Source.Group, Handler: letter.Source.Handler, State: letter.State(), At: letter.DiedAt.UTC(), Place: letter.Place, Reason: letter.Class + ": " + letter.Reason,
 	}
 	event.AggregateType, event.AggregateID = cmp.Or(event.AggregateType, letter.AggregateType), cmp.Or(event.AggregateID, letter.AggregateID)
-	event.addPlace(letter.origin.place)
+	event.noteHandler(letter.origin.place, found.At, letter.Attempts)
 	event.addAttempts(found.Name(), letter.Attempts)
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
 	event.addDiscard(letter)
@@ -305,24 +308,6 @@ func countAttempts(message *HandlerMessage) string {
 func splitConsumer(consumer string) (group, handler string) {
 	end := strings.LastIndexByte(consumer, '/')
 	return consumer[:max(end, 0)], consumer[end+1:]
-}
-
-// sortTimeline sorts the timeline by time. Two clocks differ, and a handler may be faster than the report of the ack. So what a handler did
-// follows the entry that the record was sent, if that is at most a second later.
-func (e *FoundEnvelope) sortTimeline() {
-	sent := slices.DeleteFunc(slices.Clone(e.Timeline), func(entry TimelineEntry) bool { return entry.What != eventSent })
-	orderOf := func(entry *TimelineEntry) time.Time {
-		at := entry.At
-		for i := range sent {
-			isOf := func(place string) bool { return strings.Contains(entry.Text, "("+place+")") }
-			if late := sent[i].At.Sub(at); late > 0 && late <= time.Second && slices.ContainsFunc(strings.Split(sent[i].Text, ", "), isOf) {
-				at = sent[i].At
-			}
-		}
-		return at
-	}
-	// Entries of one time are in the order of their stages, in which they were added.
-	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return orderOf(&a).Compare(orderOf(&b)) })
 }
 
 // setLimits states what the result cannot contain.

@@ -55,7 +55,7 @@ type FoundEnvelope struct {
 	ReplayOf string           `json:"replay_of,omitempty"`
 	Waits    []string         `json:"waits"` // topics that do not have it yet
 	Attempts int32            `json:"attempts"`
-	Written  *time.Time       `json:"written,omitempty"` // by its timestamp, to the second
+	Written  *time.Time       `json:"written,omitempty"` // by its timestamp, to the second, or by its id or the stream; missing if none has its time
 	DueAt    *time.Time       `json:"due_at,omitempty"`
 	NextAt   *time.Time       `json:"next_at,omitempty"`
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
@@ -63,8 +63,10 @@ type FoundEnvelope struct {
 	Handlers []FoundHandler   `json:"handlers"`          // the handlers that store something about the event
 	Timeline []TimelineEntry  `json:"timeline"`          // in the order of time
 
-	stamp     bson.Timestamp // of the insert
-	causeRead bool           // the headers of the event were read; only a mark may be left of it
+	stamp     bson.Timestamp               // of the insert, or of the purge if the insert had none
+	committed *time.Time                   // by the stream; nil if it is unknown
+	reached   map[outboxes.Place]time.Time // when a handler had the record at this place
+	causeRead bool                         // the headers of the event were read; only a mark may be left of it
 }
 
 // ConversationID returns the id of the conversation of the event, or "" if its headers are not stored any more. An event without a

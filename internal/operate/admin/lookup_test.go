@@ -1,0 +1,72 @@
+package admin_test
+
+import (
+	"encoding/hex"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+)
+
+// Writers without the library may append envelopes without a stamp. The purge stamps them after their delivery, so a letter from before has
+// no stamp, and the stamp is no time of the append.
+func TestAnEnvelopeThatThePurgeHasStampedIsOneEvent(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	now := time.Now()
+	raw := letterOf("m2", planted)
+	f.moveToDead(f.a, record.NotAllowed, raw)
+	mustInsert(t, f.a, append(raw, bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(now.Add(time.Minute).Unix()), I: 1}}))
+	mustInsert(t, f.a, letterOf("p1", planted))
+	f.setAside(f.a, "g/h2", "7", 2, 3)
+	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m2")
+	digest := routing.NamespaceHash(mongodb.Namespace(f.a))
+	db := f.a.Database()
+	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
+	mustInsert(t, db.Collection("inbox"), bson.D{
+		{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m2"}}},
+		{Key: "s", Value: "handled"},
+		{Key: "at", Value: now},
+		{Key: "t", Value: "orders"},
+		{Key: "p", Value: 1},
+		{Key: "f", Value: int64(9)},
+	})
+
+	found, err := f.op.Lookup(t.Context(), admin.LookupQuery{Key: "7"})
+	var ids []string
+	for _, event := range found.Envelopes {
+		ids = append(ids, event.ID)
+	}
+	slices.Sort(ids)
+	if err != nil || !slices.Equal(ids, []string{"m2", "p1"}) {
+		t.Fatalf("events of the key: got %q (%v), want m2 and p1: %+v", ids, err, found.Envelopes)
+	}
+	at := slices.IndexFunc(found.Envelopes, func(event admin.FoundEnvelope) bool { return event.ID == "m2" })
+	event := found.Envelopes[at]
+	what := map[string]int{}
+	for _, entry := range event.Timeline {
+		what[entry.What]++
+	}
+	if event.Written != nil || what["appended"] != 0 || what["dead"] != 2 || what["handled"] != 1 {
+		t.Errorf("m2 was appended at %v: %+v", event.Written, event.Timeline)
+	}
+
+	// Only handlers have the places, and each of them is in the timeline before what its handler did.
+	for _, text := range []string{"orders/1@2", "orders/0@5", "orders/1@9"} {
+		sent := slices.IndexFunc(event.Timeline, func(entry admin.TimelineEntry) bool {
+			return entry.What == "sent" && strings.HasPrefix(entry.Text, text)
+		})
+		used := slices.IndexFunc(event.Timeline, func(entry admin.TimelineEntry) bool { return strings.Contains(entry.Text, "("+text+")") })
+		if sent < 0 || used < sent {
+			t.Errorf("%s is entry %d, and its handler's is %d, of %+v", text, sent, used, event.Timeline)
+		}
+	}
+}
