@@ -14,7 +14,7 @@ func AuditKinds() []string {
 		"copy_accepted", "cleared", "clearing", "collection_released", "audit_trimmed", "inbox_purged", "inbox_released",
 		"indexes_repaired", "migrated", "node_released", "node_removed", "payload_shown", "pinned", "position_adopted", "purged",
 		"recover_ordered", "event_skipped", "replay_cancelled", "replay_ordered", "replay_queued", "replay_resumed", "resliced",
-		"rows_imported", "scheduled_cancelled", "scheduled_moved", "watcher_removed", "watcher_removing",
+		"rows_imported", scheduledCancelled, "scheduled_moved", "watcher_removed", "watcher_removing",
 	}
 
 	// These kinds are constants of their packages.

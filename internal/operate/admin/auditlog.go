@@ -18,6 +18,7 @@ import (
 // that are set.
 type AuditFilter struct {
 	ID      string    // of one entry
+	Object  string    // an id that the operator named
 	Watcher string    // "" means all watchers of the state database
 	Node    string    `query:"node" maxLength:"200"`
 	Actor   string    `query:"actor" maxLength:"200"`
@@ -60,6 +61,7 @@ func (f AuditFilter) mongoFilter() bson.D {
 		{Key: "watcher", Value: f.Watcher},
 		{Key: "node", Value: f.Node},
 		{Key: "fields.actor", Value: f.Actor},
+		{Key: "fields.ids", Value: f.Object},
 	})...)
 	if len(f.Kinds) > 0 {
 		filter = append(filter, bson.E{Key: "kind", Value: bson.D{{Key: "$in", Value: f.Kinds}}})

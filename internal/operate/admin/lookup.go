@@ -34,7 +34,8 @@ func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, 
 		return LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}, Searched: []string{}}, invalidRequest("look up one text: an id or an ordering key")
 	}
 	if query.Text == "" {
-		return o.lookUp(ctx, query)
+		found, err := o.lookUp(ctx, query)
+		return found.withCancellation(ctx, o, query.ID, err)
 	}
 
 	// Users paste a text without knowing whether it is an id or a key.
@@ -45,7 +46,8 @@ func (o Operator) Lookup(ctx context.Context, query LookupQuery) (LookupResult, 
 	if err != nil || len(found.Envelopes) > 0 {
 		return found, err
 	}
-	return o.lookUp(ctx, byKey)
+	found, err = o.lookUp(ctx, byKey)
+	return found.withCancellation(ctx, o, query.Text, err)
 }
 
 // countSet returns how many texts are not empty.

@@ -70,3 +70,34 @@ func TestAnEnvelopeThatThePurgeHasStampedIsOneEvent(t *testing.T) {
 		}
 	}
 }
+
+// A canceled event leaves nothing but the entry of the audit log, which has its id.
+func TestACanceledEventIsLookedUp(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	for _, id := range []string{"c1", "c2"} {
+		mustInsert(t, f.a, append(letterOf(id, planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}))
+	}
+	cancel := func(want int64, ids ...string) {
+		t.Helper()
+		if n, err := f.op.Schedule().Cancel(t.Context(), admin.ScheduledFilter{IDs: ids}, nil); err != nil || n != want {
+			t.Fatalf("cancellation of %q: %d, %v, want %d", ids, n, err, want)
+		}
+	}
+	cancel(1, "c1")
+	cancel(0, "c1")
+	cancel(1, "c2", "other")
+
+	for _, query := range []admin.LookupQuery{{Text: "c1"}, {ID: "c1"}} {
+		found, err := f.op.Lookup(t.Context(), query)
+		if text := found.DescribeMissing(); err != nil || found.Canceled == nil || !strings.Contains(text, "ann canceled it at 2") {
+			t.Errorf("%+v: %+v, %v: %s", query, found.Canceled, err, text)
+		}
+	}
+	// It is not known which of the two ids was canceled.
+	for _, id := range []string{"other", "none"} {
+		if found, err := f.op.Lookup(t.Context(), admin.LookupQuery{Text: id}); err != nil || found.Canceled != nil {
+			t.Errorf("%s: %+v, %v", id, found.Canceled, err)
+		}
+	}
+}

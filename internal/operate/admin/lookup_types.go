@@ -29,11 +29,12 @@ type LookupResult struct {
 	Envelopes []FoundEnvelope `json:"envelopes"` // newest first; also of events of which only a dead letter or a handler knows
 	Letters   []DeadLetter    `json:"letters"`   // of the relay and of handlers, newest first, without their envelopes
 	Since     *time.Time      `json:"since,omitempty"`
-	More      bool            `json:"more"`             // the result exceeds the limit
-	Limits    string          `json:"limits,omitempty"` // what the result cannot contain, in a sentence
-	Pause     string          `json:"pause,omitempty"`  // why events wait, in a sentence, if an operator has paused the watcher
-	Searched  []string        `json:"searched"`         // the outboxes that were searched, at most 20
-	Outboxes  int             `json:"outboxes"`         // how many were searched
+	More      bool            `json:"more"`               // the result exceeds the limit
+	Limits    string          `json:"limits,omitempty"`   // what the result cannot contain, in a sentence
+	Canceled  *Cancellation   `json:"canceled,omitempty"` // of an event of which nothing else is stored
+	Pause     string          `json:"pause,omitempty"`    // why events wait, in a sentence, if an operator has paused the watcher
+	Searched  []string        `json:"searched"`           // the outboxes that were searched, at most 20
+	Outboxes  int             `json:"outboxes"`           // how many were searched
 }
 
 // FoundEnvelope is an event without its payload, and its whole life.
@@ -84,11 +85,20 @@ func (e *FoundEnvelope) setCause(correlation, causation string) {
 	e.causeRead = true
 }
 
+// Cancellation is an action of an operator that canceled scheduled events.
+type Cancellation struct {
+	At    time.Time `json:"at"`
+	Actor string    `json:"actor"`
+}
+
 // maxSearched bounds the names of outboxes in a result.
 const maxSearched = 20
 
 // DescribeMissing returns the sentences for a result without events. An event may also be in a collection that the watcher does not read.
 func (r LookupResult) DescribeMissing() string {
+	if r.Canceled != nil {
+		return "The event is not stored any more: " + r.Canceled.Actor + " canceled it at " + r.Canceled.At.Format(time.RFC3339) + ", before it was due."
+	}
 	text := "Nothing was found: the event was never appended, or retention has removed it."
 	if r.Outboxes == 0 {
 		text += " The watcher has registered no outbox yet."

@@ -167,7 +167,7 @@ func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress f
 	// WithoutCancel, because the envelopes are gone even if the caller is.
 	if n > 0 || err == nil {
 		fields := append(auditFields(filter), bson.E{Key: "count", Value: n})
-		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
+		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), scheduledCancelled, fields))
 	}
 	return n, err
 }
