@@ -92,16 +92,23 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 	env := p.env
 	defer func() { p.env = env }()
 	// Roles depend on the watched collections and topics, not on addresses, so any valid address will do.
-	placeholders := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}
+	const brokers = "kafka.brokers"
+	areMissing := false
+	placeholders := map[string]string{"mongodb.uri": "mongodb://mongodb", brokers: "broker:9092"}
 	for _, problem := range problems.List {
 		name := config.EnvName(problem.Path)
 		placeholder, known := placeholders[problem.Path]
 		if known && envValue(env, name) == "" {
+			areMissing = areMissing || problem.Path == brokers
 			p.env = append(p.env[:len(p.env):len(p.env)], name+"="+placeholder)
 		}
 	}
 
 	if cfg, second := load(); second == nil {
+		// The commands for Kafka contain the brokers, and must not contain a placeholder.
+		if areMissing {
+			cfg.Kafka.Brokers = nil
+		}
 		return cfg, nil
 	}
 	return cfg, err

@@ -165,11 +165,20 @@ func TestACLsNeedThePrincipal(t *testing.T) {
 		{[]string{"--only", "kafka"}, "pass --principal, such as User:relay or User:CN=relay, or set kafka.sasl.username"},
 		{[]string{"--only", "confluent"}, "pass --principal,"},
 		{[]string{"--only", "kafka", "--principal", "User:relay", "--group", "shipping"}, "pass --consumer-principal,"},
+		{[]string{"--only", "kafka", "--principal", "User:relay"}, "set kafka.brokers, such as"},
 	} {
 		code, out, errOut := runCommand(t, nil, append([]string{"roles", "--watch", "shop.outbox"}, c.args...)...)
 		if code != exitConfig || out != "" || !strings.Contains(errOut, c.want) {
 			t.Errorf("%v: exit code %d, %q, %q", c.args, code, out, errOut)
 		}
+	}
+
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	if err := os.WriteFile(file, []byte("watch: [shop.outbox]\nkafka: {brokers: [\"${BROKERS_OF_THE_POD}\"]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := runCommand(t, nil, "roles", "--config", file, "--only", "kafka", "--principal", "User:relay"); code != exitConfig || out != "" {
+		t.Errorf("a reference without a value: exit code %d, %q, %q", code, out, errOut)
 	}
 
 	// Both halves: the roles of MongoDB are complete, and a comment replaces the ACLs.

@@ -51,7 +51,7 @@ func TestBillOfMaterials(t *testing.T) {
 // The roles are printed without any server.
 func TestRolesAskNoServer(t *testing.T) {
 	t.Parallel()
-	code, out, errOut := runCommand(t, nil, "roles", "--watch", "shop.outbox", "--principal", "User:relay")
+	code, out, errOut := runCommand(t, []string{"OUTRELAY_KAFKA_BROKERS=kafka:9092"}, "roles", "--watch", "shop.outbox", "--principal", "User:relay")
 	for _, want := range []string{`make("outrelayRelay"`, `{db: "shop", collection: "outbox"}`, "kafka-acls.sh", "--transactional-id 'outrelay.'"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d: no %s in %s%s", code, want, out, errOut)

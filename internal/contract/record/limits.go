@@ -9,6 +9,10 @@ import (
 const (
 	// InboxCollection is the default name of the collection of inbox marks.
 	InboxCollection = "inbox"
+	// RatesCollection is the collection of the rate limits of handlers.
+	RatesCollection = InboxCollection + "_rates"
+	// TopicsCollection is the collection of the topics that consumer groups have added.
+	TopicsCollection = InboxCollection + "_topics"
 	// LetterArchive is how long discarded dead letters stay in the archive by default.
 	LetterArchive = 30 * 24 * time.Hour
 	// HandlerDeadLetters is the default name of the collection of the dead letters of handlers.

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,8 +16,8 @@ var missingPrincipals = map[string]string{
 	forConsumer: "the Kafka principal of the consumers is not known: pass --consumer-principal, such as User:shipping",
 }
 
-// Commands returns the commands of kafka-acls.sh. It fails if the name of a user is not known: a placeholder would be a valid name, and
-// Kafka would create ACLs for a user that does not exist.
+// Commands returns the commands of kafka-acls.sh. It fails if the brokers or the name of a user are not known: a placeholder would be a
+// valid name, and Kafka would create ACLs for a user that does not exist.
 func (r Roles) Commands(brokers []string) (string, error) {
 	var builder strings.Builder
 	for _, a := range r.Kafka {
@@ -29,6 +30,10 @@ func (r Roles) Commands(brokers []string) (string, error) {
 			builder.WriteString(" --resource-pattern-type prefixed")
 		}
 		builder.WriteString("\n")
+	}
+	// A reference to a variable that is not set here is an empty broker.
+	if strings.Join(brokers, "") == "" {
+		return "", errors.New("roles: the brokers of Kafka are not known: set kafka.brokers, such as OUTRELAY_KAFKA_BROKERS=kafka:9092")
 	}
 	return builder.String(), nil
 }

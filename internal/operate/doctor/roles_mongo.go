@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/outrelay/outrelay/internal/contract/config"
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/changes"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
@@ -278,6 +279,8 @@ func (m *roleMaker) consumerRole() Role {
 			role.add(privilegeOn(db, m.who.Inbox+suffix, "record handled messages", slices.Concat(readWrite, schema)...))
 		}
 
+		role.add(privilegeOn(db, record.RatesCollection, "share the rates of handlers", slices.Concat(readWrite, schema)...),
+			privilegeOn(db, record.TopicsCollection, "store the topics that groups add", slices.Concat(readWrite, schema)...))
 		role.add(privilegeOn(db, setaside.DefaultCollection, "store messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		role.add(privilegeOn(db, setaside.DefaultCollection+setaside.CountsSuffix, "count messages that wait for a retry", slices.Concat(readWrite, schema)...))
 		for _, coll := range m.cfg.DeadLetters.Handlers {

@@ -4,6 +4,9 @@ package doctor
 
 import (
 	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -245,5 +248,53 @@ func TestRolesOfManagedServices(t *testing.T) {
 	}
 	if !strings.Contains(msk, "arn:aws:kafka:REGION:ACCOUNT:group/CLUSTER/*/shipping") || !strings.Contains(msk, "kafka-cluster:AlterGroup") {
 		t.Errorf("the policy of the consumer:\n%s", msk)
+	}
+}
+
+// opened are the collections that the code of consumers opens, by file.
+var opened = map[string][]string{
+	"pkg/consumer/deadletter/collection.go":      {"inbox_dead"},
+	"pkg/consumer/topics/topics.go":              {"inbox_topics"},
+	"pkg/saga/saga.go":                           {"payments"},
+	"internal/service/inbox/mongostore/store.go": {"inbox", "inbox_offsets", "inbox_claims", "inbox_tenures"},
+	"internal/service/lettercount/series.go":     {"inbox_dead"},
+	"internal/service/rates/rates.go":            {"inbox_rates"},
+	"internal/service/sagas/mongo.go":            {"payments", "saga_types"},
+	"internal/service/setaside/desk.go":          {"inbox_waiting", "inbox_waiting_counts"},
+	"internal/service/setaside/store.go":         {"inbox_waiting", "inbox_waiting_counts"},
+}
+
+// Each option of consumers works with the printed role. A file that opens a collection needs an entry in opened.
+func TestTheRoleOfConsumersHasEachCollectionOfTheirCode(t *testing.T) {
+	t.Parallel()
+	roles, err := NewRoles(loadConfig(t, "mongodb://m/", []string{"k:1"}, "watch=shop.outbox"), RolesFor{Sagas: []string{"payments"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer := roles.MongoDB[slices.IndexFunc(roles.MongoDB, func(role Role) bool { return role.Name == "outrelayConsumer" })]
+	for file, collections := range opened {
+		for _, coll := range collections {
+			if !slices.ContainsFunc(consumer.Privileges, func(p Privilege) bool { return p.Resource == Resource{DB: "shop", Collection: coll} }) {
+				t.Errorf("%s: the role has no right on %s", file, coll)
+			}
+		}
+	}
+
+	root := filepath.Join("..", "..", "..")
+	for _, dir := range []string{"pkg/consumer", "pkg/inbox", "pkg/saga", "internal/service"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			file, _ := filepath.Rel(root, path)
+			if strings.Contains(string(text), ".Collection(") && opened[filepath.ToSlash(file)] == nil {
+				t.Errorf("%s opens a collection: add its entry", file)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -20,9 +20,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 )
 
-// collection is the name of the collection of a database in which all consumers keep their limits.
-const collection = record.InboxCollection + "_rates"
-
 // Limit is a rate limit.
 type Limit struct {
 	Name  string        // of the handler in the inbox
@@ -46,7 +43,7 @@ type Mongo struct{ coll *mongo.Collection }
 // NewMongo returns a store in db. It does no I/O.
 func NewMongo(db *mongo.Database) *Mongo {
 	opts := options.Collection().SetWriteConcern(concern.Majority()).SetReadPreference(readpref.Primary())
-	return &Mongo{db.Collection(collection, opts)}
+	return &Mongo{db.Collection(record.RatesCollection, opts)}
 }
 
 // Reserve reserves slots by the clock of the server: see Store.Reserve. The document of a limit is {_id, first, next, now}, in

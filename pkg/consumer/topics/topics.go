@@ -19,11 +19,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
-
-const collection = "inbox_topics"
 
 // List is the stored list of one group. It is safe for concurrent use and need not be closed.
 type List struct {
@@ -48,7 +47,7 @@ func New(db *mongo.Database, group string) (*List, error) {
 		SetWriteConcern(concern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	return &List{coll: db.Collection(collection, majority), group: group}, nil
+	return &List{coll: db.Collection(record.TopicsCollection, majority), group: group}, nil
 }
 
 // Add adds a topic permanently. It changes nothing if the list has the topic already. Members of the group read the topic
