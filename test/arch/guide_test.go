@@ -4,14 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/outrelay/outrelay/test/arch/readable"
 )
 
-// TestSnippetsOfTheGuideAreCompiled: every line of Go in docs/consumers.md stands in an example, which the compiler checks. Lines
-// with an ellipsis leave something to the reader.
+// TestSnippetsOfTheGuideAreCompiled: every line of Go in docs/consumers.md, and of the scheduled events in docs/services.md, stands in an
+// example, which the compiler checks. Lines with an ellipsis leave something to the reader.
 func TestSnippetsOfTheGuideAreCompiled(t *testing.T) {
 	t.Parallel()
 	read := func(path string) string {
@@ -22,22 +23,26 @@ func TestSnippetsOfTheGuideAreCompiled(t *testing.T) {
 		return string(text)
 	}
 	compiled := map[string]bool{}
-	for _, example := range []string{"pkg/consumer/example_guide_test.go", "examples/shipping/main.go"} {
+	for _, example := range []string{"pkg/consumer/example_guide_test.go", "examples/shipping/main.go", "pkg/entity/example_guide_test.go"} {
 		for line := range strings.Lines(read(example)) {
 			line, _, _ = strings.Cut(line, " // ")
 			compiled[strings.TrimSpace(line)] = true
 		}
 	}
 
-	blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(read("docs/consumers.md"), -1)
-	if len(blocks) < 4 {
-		t.Fatalf("%d snippets were found", len(blocks))
+	snippet := regexp.MustCompile("(?ms)^```go\n(.*?)^```")
+	blocks := snippet.FindAllStringSubmatch(read("docs/consumers.md"), -1)
+	scheduled := slices.DeleteFunc(snippet.FindAllStringSubmatch(read("docs/services.md"), -1), func(block []string) bool {
+		return !strings.Contains(block[1], "box.ScheduleIn(")
+	})
+	if len(blocks) < 4 || len(scheduled) != 1 {
+		t.Fatalf("%d snippets and %d with a scheduled event were found", len(blocks), len(scheduled))
 	}
-	for _, block := range blocks {
+	for _, block := range append(blocks, scheduled...) {
 		for line := range strings.Lines(block[1]) {
 			line, _, _ = strings.Cut(line, " // ")
-			if line = strings.TrimSpace(line); line != "" && !strings.Contains(line, "…") && !compiled[line] {
-				t.Errorf("docs/consumers.md: no example has the line: %s", line)
+			if line = strings.TrimSpace(line); !strings.HasPrefix(line, "//") && line != "" && !strings.Contains(line, "…") && !compiled[line] {
+				t.Errorf("no example has the line: %s", line)
 			}
 		}
 	}
