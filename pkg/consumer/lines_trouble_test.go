@@ -148,7 +148,7 @@ func TestEachTroubleHasALineOfItsOwn(t *testing.T) {
 		},
 		"an inbox with another process": {
 			func(_ *testing.T, x *troubled) { x.attach = inbox.ErrStale },
-			"cannot use the messages in memory: another process has begun with the partition; they are fetched again", ofHandler,
+			"cannot use the messages in memory: another run of a member has begun with the partition; they are fetched again", ofHandler,
 		},
 		"a span that panics at its end": {
 			func(_ *testing.T, x *troubled) { x.opts = append(x.opts, consumer.WithTelemetry(panicking{})) },

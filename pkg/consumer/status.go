@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -34,9 +35,9 @@ type Status struct {
 type PartitionStatus struct {
 	Topic     string        `json:"topic"`
 	Partition int32         `json:"partition"`
-	Lag       int64         `json:"lag"`    // offsets that are not finished; refreshed every 3 s while nothing is fetched
-	Oldest    time.Duration `json:"oldest"` // age of the oldest message that was read and is not finished; 0 if there is none
-	Stuck     bool          `json:"stuck"`  // nothing was finished for longer than the timeout of the slowest handler
+	Lag       int64         `json:"lag"`   // offsets that are not finished; refreshed every 3 s while nothing is fetched
+	Oldest    time.Duration `json:"-"`     // age of the oldest message that was read and is not finished; 0 if there is none; oldest_s in JSON
+	Stuck     bool          `json:"stuck"` // nothing was finished for longer than the timeout of the slowest handler
 }
 
 // HandlerStatus describes a handler.
@@ -44,11 +45,29 @@ type HandlerStatus struct {
 	Name           string        `json:"name"`
 	Running        int           `json:"running"`                  // attempts of this member
 	Waiting        int           `json:"waiting"`                  // messages set aside, in the whole group; refreshed every 5 s
-	OldestWaiting  time.Duration `json:"oldest_waiting"`           // since the first failure of the oldest of them
+	OldestWaiting  time.Duration `json:"-"`                        // since the first failure of the oldest of them; oldest_waiting_s in JSON
 	Suspended      bool          `json:"suspended"`                // the handler takes no messages
 	SuspendedUntil time.Time     `json:"suspended_until,omitzero"` // zero: not suspended, or until ResumeHandler
 	RateWaiting    int           `json:"rate_waiting"`             // lanes of this member that wait for WithRate
 	LastError      string        `json:"last_error,omitempty"`     // at most 512 bytes; empty after a success
+}
+
+// MarshalJSON writes durations in seconds.
+func (s PartitionStatus) MarshalJSON() ([]byte, error) {
+	type fields PartitionStatus
+	return json.Marshal(struct {
+		fields
+		OldestS float64 `json:"oldest_s"`
+	}{fields(s), s.Oldest.Seconds()})
+}
+
+// MarshalJSON writes durations in seconds.
+func (s HandlerStatus) MarshalJSON() ([]byte, error) {
+	type fields HandlerStatus
+	return json.Marshal(struct {
+		fields
+		OldestWaitingS float64 `json:"oldest_waiting_s"`
+	}{fields(s), s.OldestWaiting.Seconds()})
 }
 
 // Status describes the consumer now. It does no I/O: the values of servers are refreshed in the background while Run runs.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -28,8 +29,17 @@ type StrayStatus struct {
 	Topic      string        `json:"topic"`
 	Partitions []int32       `json:"partitions,omitempty"` // with StrayUnread
 	Waiting    int           `json:"waiting"`
-	Oldest     time.Duration `json:"oldest"` // since the first failure of the oldest of them; 0 if none has failed
+	Oldest     time.Duration `json:"-"`      // since the first failure of the oldest of them; 0 if none has failed; oldest_s in JSON
 	Reason     string        `json:"reason"` // StrayUnread or StrayNoHandler
+}
+
+// MarshalJSON writes durations in seconds.
+func (s StrayStatus) MarshalJSON() ([]byte, error) {
+	type fields StrayStatus
+	return json.Marshal(struct {
+		fields
+		OldestS float64 `json:"oldest_s"`
+	}{fields(s), s.Oldest.Seconds()})
 }
 
 // String returns a sentence about the messages.

@@ -100,7 +100,7 @@ func (o *trouble) waitOut(track *track, err error) bool {
 	case errors.Is(err, inbox.ErrStale):
 		// The messages are fetched again: those in memory may belong to the previous topic of that name.
 		track.p.detachHandler(track.reg)
-		track.p.reportTrouble("cannot use the messages in memory: another process has begun with the partition; they are fetched again", err, "handler", track.reg.name)
+		track.p.reportTrouble("cannot use the messages in memory: another run of a member has begun with the partition; they are fetched again", err, "handler", track.reg.name)
 		track.waitYielding(delay)
 		return false
 

@@ -40,7 +40,11 @@ func (r Report) Print(out io.Writer) error {
 			fmt.Fprintf(&builder, "%*s  not checked: %s\n", width+6, "", indentLines(wrapList(ids), width+21))
 		}
 	}
-	fmt.Fprintf(&builder, "%d ok, %d warnings, %d failed", r.Count(OK), r.Count(Warn)-unchecked, r.Count(Fail))
+	warnings := "warnings"
+	if r.Count(Warn)-unchecked == 1 {
+		warnings = "warning"
+	}
+	fmt.Fprintf(&builder, "%d ok, %d %s, %d failed", r.Count(OK), r.Count(Warn)-unchecked, warnings, r.Count(Fail))
 	if unchecked > 0 {
 		fmt.Fprintf(&builder, ", %d not checked", unchecked)
 	}

@@ -52,7 +52,7 @@ func TestPrintOfACheckThatPreventsOthers(t *testing.T) {
 	want := "warn  topics.exist  not checked because Kafka returns: timeout\n" +
 		"                    why  because\n" +
 		"                    not checked: topics.acl\n" +
-		"0 ok, 1 warnings, 0 failed, 1 not checked\n"
+		"0 ok, 1 warning, 0 failed, 1 not checked\n"
 	if text.String() != want {
 		t.Errorf("\n%s\nwant\n%s", text.String(), want)
 	}
