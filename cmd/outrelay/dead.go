@@ -230,7 +230,8 @@ With --to-topic, send the events to that topic only, for example after a topic w
 routing of the configuration need not have the topic.
 
 Of letters of handlers, put the messages into the queue of their handlers, before the messages of
-the same key that wait there. A letter without a handler needs --to.
+the same key that wait there. A letter without a handler needs --to. A handler that does not take the
+type of the message rejects it, and it becomes a dead letter again.
 
 A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
 code is 1.`,

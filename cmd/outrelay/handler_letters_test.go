@@ -197,16 +197,21 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 	if text := c.runCommand(1, nil, "dead", "requeue", "--source", "handler", "--class", "unknown", "--yes"); !strings.Contains(text, "name the handler") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
+	// A handler of another type does not get the message.
 	c.runCommand(0, nil, "dead", "requeue", "--source", "handler", "--class", "unknown", "--to", "report", "--yes")
-	c.untilHandled("report parcel")
+	stacktest.Eventually(t, "another letter of the parcel", func() bool {
+		var got admin.Page[admin.DeadLetter]
+		c.runCommand(0, &got, "dead", "list", "--source", "handler", "parcel")
+		return len(got.Items) == 2 && strings.Contains(got.Items[0].Reason, "handler report does not take type")
+	})
 
 	var gone admin.DeadDiscarded
 	c.runCommand(0, &gone, "dead", "discard", "--source", "handler", "--group", c.group, "--yes")
-	if gone.Discarded != 5 {
-		t.Errorf("discarded %+v, want 5", gone)
+	if gone.Discarded != 6 {
+		t.Errorf("discarded %+v, want 6", gone)
 	}
 	c.runCommand(1, nil, "dead", "discard", "--source", "handler", "--yes")
-	if text := c.runCommand(0, nil, "dead", "list", "--source", "handler", "--archived"); !strings.Contains(text, "5 of 5 dead letters") {
+	if text := c.runCommand(0, nil, "dead", "list", "--source", "handler", "--archived"); !strings.Contains(text, "6 of 6 dead letters") {
 		t.Errorf("the archive:\n%s", text)
 	}
 	c.runCommand(0, nil, "dead", "discard", "--source", "handler", "--archived", "--all", "--yes")

@@ -16,7 +16,7 @@ type RequeueOptions struct {
 	Actor, Note string // who requeues and why; stored with the letters
 
 	// Handlers are the handlers of the group that get the messages. Defaults to the handler that gave the message up. A
-	// letter without a handler, or of a handler that was renamed, needs it.
+	// letter without a handler, or of a handler that was renamed, needs it. A handler that does not take the type of a message rejects it.
 	Handlers []string
 
 	// Edit may change Key, Value and Headers of a letter before its message goes back. The stored letter stays as it was. An
