@@ -19,7 +19,7 @@ func TestN22_NoCommitBeforeASettledTimeAppearsAfterIt(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
-	for round := range 6 {
+	for round := range 3 {
 		name := fmt.Sprint("made", round)
 		commit := beginLarge(t, db.Collection(name))
 
