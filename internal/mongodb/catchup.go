@@ -29,13 +29,10 @@ func SettledTime(ctx context.Context, coll *mongo.Collection) (clusterTime bson.
 		return clusterTime, err
 	}
 
-	session, err := Causal(ctx, client, clusterTime)
-	if err != nil {
-		return clusterTime, err
-	}
-	defer session.EndSession(context.WithoutCancel(ctx))
-	_, err = Exists(mongo.NewSessionContext(ctx, session), Majority(coll), bson.D{})
-	return clusterTime, err
+	return clusterTime, readAfter(ctx, client, clusterTime, func(ctx context.Context) error {
+		_, err := Exists(ctx, Majority(coll), bson.D{})
+		return err
+	})
 }
 
 // Causal returns a session whose reads see everything that was committed up to clusterTime. N22: the server waits
@@ -67,7 +64,12 @@ func AfterCommitted(ctx context.Context, coll *mongo.Collection, read func(conte
 		return err
 	}
 
-	session, err := Causal(ctx, client, now)
+	return readAfter(ctx, client, now, read)
+}
+
+// readAfter calls read with a session of [Causal].
+func readAfter(ctx context.Context, client *mongo.Client, clusterTime bson.Timestamp, read func(context.Context) error) error {
+	session, err := Causal(ctx, client, clusterTime)
 	if err != nil {
 		return err
 	}

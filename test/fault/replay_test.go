@@ -3,14 +3,12 @@
 package fault
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -93,14 +91,6 @@ func writeLetters(t *testing.T, s *kit.Scene, n int) {
 // countRecordsOf returns how many records the topic of an aggregate type has.
 func countRecordsOf(t *testing.T, s *kit.Scene, aggregateType string) (n int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
-	defer cancel()
-	client, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
-	mustSucceed(t, err)
-	defer client.Close()
-
-	ends, err := kadm.NewClient(client).ListCommittedOffsets(ctx, s.TopicOf(aggregateType))
-	mustSucceed(t, err)
-	ends.Each(func(end kadm.ListedOffset) { n += end.Offset })
+	readEnds(t, s, s.TopicOf(aggregateType)).Each(func(end kadm.ListedOffset) { n += end.Offset })
 	return n
 }

@@ -104,17 +104,11 @@ func limitOfSize(n int) time.Duration { return kit.Patience + time.Duration(n)*2
 // countTopicRecords returns how many topics of TestManyTopics have a record, and the sum of their offsets.
 func countTopicRecords(t *testing.T, s *kit.Scene, n int) (written int, offsets int64) {
 	t.Helper()
-	client, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
-	mustSucceed(t, err)
-	defer client.Close()
-
 	names := make([]string, n)
 	for i := range names {
 		names[i] = s.TopicOf(fmt.Sprintf("type-%05d", i))
 	}
-	ends, err := kadm.NewClient(client).ListCommittedOffsets(t.Context(), names...)
-	mustSucceed(t, err)
-	for _, partitions := range ends {
+	for _, partitions := range readEnds(t, s, names...) {
 		var sum int64
 		for _, end := range partitions {
 			// A topic that does not exist yet has an error.
@@ -128,6 +122,18 @@ func countTopicRecords(t *testing.T, s *kit.Scene, n int) (written int, offsets 
 		}
 	}
 	return written, offsets
+}
+
+// readEnds returns the ends of topics for readers of committed records. A topic that does not exist has an error.
+func readEnds(t *testing.T, s *kit.Scene, names ...string) kadm.ListedOffsets {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
+	mustSucceed(t, err)
+	defer client.Close()
+
+	ends, err := kadm.NewClient(client).ListCommittedOffsets(t.Context(), names...)
+	mustSucceed(t, err)
+	return ends
 }
 
 // An event may be nearly as large as a document of MongoDB. It arrives unchanged, also beside small ones.
