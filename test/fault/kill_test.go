@@ -108,9 +108,10 @@ func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
+	// A request has at most 4 MiB, so each owner before the last one has several of them to send.
 	events := make([]event.Event, 10_000)
 	for i := range events {
-		events[i] = kit.NewEvent("order", fmt.Sprintf("k%d", i%23), i, 100)
+		events[i] = kit.NewEvent("order", fmt.Sprintf("k%d", i%23), i, 1500)
 	}
 
 	s.AppendEvents(s.Outbox(), events...)
