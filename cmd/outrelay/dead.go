@@ -230,8 +230,9 @@ With --to-topic, send the events to that topic only, for example after a topic w
 routing of the configuration need not have the topic.
 
 Of letters of handlers, put the messages into the queue of their handlers, before the messages of
-the same key that wait there. A letter without a handler needs --to. A handler that does not take the
-type of the message rejects it, and it becomes a dead letter again.
+the same key that wait there. A letter without a handler needs --to. A handler that no
+running member of the group has is rejected. A handler that does not take the type of the message
+rejects it, and it becomes a dead letter again.
 
 A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
 code is 1.`,
@@ -346,7 +347,11 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 		fmt.Fprintf(out, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Rejected))
 
 		for _, r := range got.Why {
-			fmt.Fprintf(out, "  %s %s delivery %d: %s\n", r.Collection, quoteArgument(r.ID), r.Delivery, sanitizeLine(r.Reason))
+			letter := ""
+			if r.ID != "" {
+				letter = fmt.Sprintf(" %s delivery %d", quoteArgument(r.ID), r.Delivery)
+			}
+			fmt.Fprintf(out, "  %s%s: %s\n", r.Collection, letter, sanitizeLine(r.Reason))
 		}
 		if more := got.Rejected - int64(len(got.Why)); more > 0 {
 			fmt.Fprintf(out, "  and %s more\n", formatThousands(more))

@@ -83,7 +83,7 @@ type strayKey struct{ handler, topic, reason string }
 // takeCensus reads how many messages of the group are set aside. It measures and reports them, and lets the keeper of the group
 // retry those that no member reads.
 func (r *run) takeCensus(ctx context.Context) error {
-	census, err := r.c.waiting.Census(ctx, r.c.group, r.memberID, r.findUnread)
+	census, err := r.c.waiting.Census(ctx, setaside.Member{Group: r.c.group, ID: r.memberID, Handlers: r.c.reg.snapshot().names()}, r.findUnread)
 	if err != nil {
 		return err
 	}

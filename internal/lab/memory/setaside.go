@@ -238,29 +238,26 @@ func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) 
 
 // census is the last count of a group.
 type census struct {
-	by     string
-	at     time.Time
-	counts []setaside.Count
+	by       string
+	at       time.Time
+	counts   []setaside.Count
+	handlers []string
 }
 
 // Census returns how many messages of a group wait. As in MongoDB, one member counts for all others.
 func (s *setAsideStore) Census(
-	ctx context.Context, group, member string,
+	ctx context.Context, member setaside.Member,
 	findUnread func(ctx context.Context, places []setaside.Place) ([]setaside.Place, error),
 ) (setaside.Census, error) {
-	table := s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
-	last, err := readSnapshot(ctx, s.db, func(tx *tx) *census {
-		census, _ := tx.getRow(table, group).(*census)
-		return census
-	})
+	last, err := s.readCensus(ctx, member.Group)
 	if err != nil {
 		return setaside.Census{}, err
 	}
 
 	now := time.Now()
 	late := last == nil || now.Sub(last.at) >= 2*setaside.CensusInterval
-	if late || last.by == member && now.Sub(last.at) >= setaside.CensusInterval {
-		places, err := s.countPlaces(ctx, group)
+	if late || last.by == member.ID && now.Sub(last.at) >= setaside.CensusInterval {
+		places, err := s.countPlaces(ctx, member.Group)
 		if err != nil {
 			return setaside.Census{}, err
 		}
@@ -273,12 +270,43 @@ func (s *setAsideStore) Census(
 			return setaside.Census{}, err
 		}
 
-		last = &census{by: member, at: now, counts: setaside.SumPlaces(places, unread)}
-		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(table, group, last) }); err != nil {
+		last = &census{by: member.ID, at: now, counts: setaside.SumPlaces(places, unread), handlers: member.Handlers}
+		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.censuses(), member.Group, last) }); err != nil {
 			return setaside.Census{}, err
 		}
 	}
-	return setaside.Census{Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member}, nil
+	isNew := func(name string) bool { return !slices.Contains(last.handlers, name) }
+	if slices.ContainsFunc(member.Handlers, isNew) {
+		merged := *last
+		merged.handlers = slices.Compact(slices.Sorted(slices.Values(slices.Concat(last.handlers, member.Handlers))))
+		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.censuses(), member.Group, &merged) }); err != nil {
+			return setaside.Census{}, err
+		}
+	}
+	return setaside.Census{Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member.ID}, nil
+}
+
+// censuses returns the table with the last count of each group.
+func (s *setAsideStore) censuses() *storedTable {
+	return s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
+}
+
+// readCensus returns the last count of a group, or nil.
+func (s *setAsideStore) readCensus(ctx context.Context, group string) (*census, error) {
+	table := s.censuses()
+	return readSnapshot(ctx, s.db, func(tx *tx) *census {
+		census, _ := tx.getRow(table, group).(*census)
+		return census
+	})
+}
+
+// Handlers returns the names of the handlers of a group.
+func (s *setAsideStore) Handlers(ctx context.Context, group string) ([]string, error) {
+	last, err := s.readCensus(ctx, group)
+	if err != nil || last == nil || time.Since(last.at) > 3*setaside.CensusInterval {
+		return nil, err
+	}
+	return last.handlers, nil
 }
 
 // countPlaces counts the messages of a group at each place.

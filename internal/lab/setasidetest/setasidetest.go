@@ -372,7 +372,7 @@ func oneMemberCountsForTheGroup(suite suite) {
 	counts := 0
 	takeCensus := func(member string) setaside.Census {
 		suite.Helper()
-		census, err := suite.Store.Census(suite.Context(), "billing", member, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
+		census, err := suite.Store.Census(suite.Context(), setaside.Member{Group: "billing", ID: member, Handlers: []string{"by " + member}}, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
 			counts++
 			if len(places) != 2 || !slices.Contains(places, Orders) {
 				suite.Errorf("places of the group: got %v, want %v and %v", places, Orders, removed)
@@ -385,6 +385,9 @@ func oneMemberCountsForTheGroup(suite suite) {
 		return census
 	}
 
+	if names, err := suite.Store.Handlers(suite.Context(), "billing"); err != nil || len(names) != 0 {
+		suite.Errorf("handlers before the first count: got %q (%v), want none", names, err)
+	}
 	for i, member := range []string{"a", "a", "b"} {
 		census := takeCensus(member)
 		if len(census.Counts) != 2 {
@@ -400,6 +403,9 @@ func oneMemberCountsForTheGroup(suite suite) {
 		if census.Keeper != (member == "a") || counts != 1 {
 			suite.Errorf("census %d of %s after %d counts: keeper is %t", i, member, counts, census.Keeper)
 		}
+	}
+	if names, err := suite.Store.Handlers(suite.Context(), "billing"); err != nil || !slices.Equal(names, []string{"by a", "by b"}) {
+		suite.Errorf("handlers of the members: got %q (%v)", names, err)
 	}
 }
 

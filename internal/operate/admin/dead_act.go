@@ -76,7 +76,7 @@ type DeadOutcome struct {
 type DeadRejected struct {
 	Letter     string `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
 	Collection string `json:"collection"`
-	ID         string `json:"id"`
+	ID         string `json:"id"` // "" if a dry run rejects all letters of a handler for the reason
 	Delivery   int32  `json:"delivery"`
 	Reason     string `json:"reason"`
 }

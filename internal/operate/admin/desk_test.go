@@ -2,7 +2,6 @@ package admin_test
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,7 +14,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/operate/admin"
@@ -299,17 +297,9 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/0of1", report); err != nil {
 		t.Fatal(err)
 	}
-	db := f.a.Database()
-	digest := routing.NamespaceHash(ns)
-	markOf := func(id string, offset int64) bson.D {
-		mark := bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: id}}
-		return bson.D{
-			{Key: "_id", Value: mark}, {Key: "s", Value: "handled"}, {Key: "at", Value: now.Add(-40 * time.Minute)}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "f", Value: offset},
-		}
+	for offset, id := range map[int64]string{5: "m5", 6: "gone"} {
+		markHandled(t, f.a.Database(), f.a, "billing/h1", id, offset, now.Add(-40*time.Minute))
 	}
-	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
-	mustInsert(t, db.Collection("inbox"), markOf("m5", 5))
-	mustInsert(t, db.Collection("inbox"), markOf("gone", 6))
 	f.setAside(f.a, "g/h2", "7", 5, 3)
 	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m5")
 
@@ -340,7 +330,7 @@ func TestAnEventIsLookedUpAtItsHandlers(t *testing.T) {
 	}
 
 	// The clock of the relay is ahead of the handler's, which has taken the record before its ack was reported.
-	mustInsert(t, db.Collection("inbox"), markOf("fast", 8))
+	markHandled(t, f.a.Database(), f.a, "billing/h1", "fast", 8, now.Add(-40*time.Minute))
 	if err := nodes.NewHistory(f.state.Collection("history")).SaveActivity(t.Context(), "orders/2of3", activity.Report{At: now, Events: []activity.Event{
 		{ID: "fast", Type: "OrderPlaced", Key: "9", Collection: ns, Topic: "orders", Partition: 1, Offset: 8, AckedAt: now.Add(-40*time.Minute + 300*time.Millisecond)},
 	}}); err != nil {

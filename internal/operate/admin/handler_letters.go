@@ -149,7 +149,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 	if requeued := letter.Requeued; requeued != nil {
 		// The requeue is the only change of the message, so there are two versions.
 		deadLetter.Version = 1
-		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1}
+		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1, Handlers: requeued.Handlers}
 		deadLetter.Waiting = requeued.Waiting
 	}
 	if archived := letter.Archived; archived != nil {

@@ -11,6 +11,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
 	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
@@ -30,7 +31,7 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 		return out, err
 	}
 	if opts.DryRun {
-		return out, h.planRequeue(ctx, filter, opts, &out)
+		return out, planRequeue(ctx, desks, query, opts, &out)
 	}
 
 	options := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers}
@@ -61,15 +62,29 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 }
 
 // planRequeue sets the counts of a dry run. Only the size of a message can add to the letters that it counts as rejected.
-func (h handlerLetters) planRequeue(ctx context.Context, filter DeadFilter, opts DeadOptions, out *DeadOutcome) error {
-	groups, err := h.summary(ctx, filter)
-	for _, g := range groups {
-		if g.Handler == "" && len(opts.Handlers) == 0 {
-			out.Rejected += g.Count
+func planRequeue(ctx context.Context, desks []handlerDesk, query handlerletters.Query, opts DeadOptions, out *DeadOutcome) error {
+	for _, desk := range desks {
+		groups, err := desk.Summary(ctx, query)
+		if err != nil {
+			return err
+		}
+		for _, group := range groups {
+			handlers := opts.Handlers
+			if len(handlers) == 0 {
+				handlers = []string{group.Handler}
+			}
+			obstacle, err := desk.FindObstacle(ctx, module.Key{}, group.Group, handlers)
+			if err != nil {
+				return err
+			}
+			if obstacle != "" {
+				out.Rejected += group.Count
+				out.Why = append(out.Why, DeadRejected{Collection: desk.ns, Reason: obstacle})
+			}
 		}
 	}
 	out.Requeued = out.Matched - out.Rejected
-	return err
+	return nil
 }
 
 // addRejected adds the letters that a requeue has rejected. It returns the error of the requeue without them.

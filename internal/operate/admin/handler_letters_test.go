@@ -455,6 +455,16 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	// The dry run and the requeue count alike.
 	all := ofHandlers
 	all.All = true
+	member := setaside.Member{Group: "g", ID: "a", Handlers: []string{"h1", "h2"}}
+	if _, err := waiting.Census(t.Context(), member, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		out, err := f.op.Letters().Requeue(t.Context(), all, admin.DeadOptions{DryRun: dry, Handlers: []string{"nosuch"}}, nil)
+		if err != nil || out.Matched != 2 || out.Rejected != 2 || len(out.Why) != 2 || !strings.Contains(out.Why[0].Reason, "no handler nosuch") {
+			t.Errorf("to a handler that no member has, dry %v: %+v, %v", dry, out, err)
+		}
+	}
 	for _, dry := range []bool{true, false} {
 		out, err := f.op.Letters().Requeue(t.Context(), all, admin.DeadOptions{DryRun: dry}, nil)
 		if err != nil || out.Matched != 2 || out.Requeued != 1 || out.Rejected != 1 || !dry && (len(out.Why) != 1 || out.Why[0].ID != "u") {
@@ -476,7 +486,7 @@ func TestALetterOfAHandlerIsShownEditedAndRequeued(t *testing.T) {
 	for _, e := range f.readLog() {
 		kinds = append(kinds, string(e.Kind))
 	}
-	if want := "dead_discarded dead_discarding dead_requeued dead_requeued dead_edited payload_shown"; strings.Join(kinds, " ") != want {
+	if want := "dead_discarded dead_discarding dead_requeued dead_requeued dead_requeued dead_edited payload_shown"; strings.Join(kinds, " ") != want {
 		t.Errorf("audit log: got %s, want %s", strings.Join(kinds, " "), want)
 	}
 }

@@ -1,7 +1,6 @@
 package admin_test
 
 import (
-	"encoding/hex"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +9,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/contract/routing"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -28,17 +25,7 @@ func TestAnEnvelopeThatThePurgeHasStampedIsOneEvent(t *testing.T) {
 	mustInsert(t, f.a, letterOf("p1", planted))
 	f.setAside(f.a, "g/h2", "7", 2, 3)
 	f.giveUpAt(5, f.a, deadletter.DefaultCollection, "h3", "m2")
-	digest := routing.NamespaceHash(mongodb.Namespace(f.a))
-	db := f.a.Database()
-	mustInsert(t, db.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
-	mustInsert(t, db.Collection("inbox"), bson.D{
-		{Key: "_id", Value: bson.D{{Key: "c", Value: "billing/h1"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m2"}}},
-		{Key: "s", Value: "handled"},
-		{Key: "at", Value: now},
-		{Key: "t", Value: "orders"},
-		{Key: "p", Value: 1},
-		{Key: "f", Value: int64(9)},
-	})
+	markHandled(t, f.a.Database(), f.a, "billing/h1", "m2", 9, now)
 
 	found, err := f.op.Lookup(t.Context(), admin.LookupQuery{Key: "7"})
 	var ids []string

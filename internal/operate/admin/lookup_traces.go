@@ -268,9 +268,17 @@ func (r *LookupResult) addHandlerLetter(letter *DeadLetter) {
 	event.Timeline = append(event.Timeline, TimelineEntry{At: found.At, What: eventDead, Text: "given up " + describeHandler(&found) + ": " + found.Reason})
 	event.addDiscard(letter)
 	if requeue := letter.Requeued; requeue != nil {
-		event.Timeline = append(event.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: "by " + requeue.Actor + " to its handler"})
+		event.Timeline = append(event.Timeline, TimelineEntry{At: requeue.At.UTC(), What: eventRequeued, Text: "by " + requeue.Actor + " to " + nameHandlers(requeue.Handlers)})
 	}
 	event.Handlers = append(event.Handlers, found)
+}
+
+// nameHandlers returns the names of handlers as the end of a sentence.
+func nameHandlers(names []string) string {
+	if len(names) == 1 {
+		return "handler " + names[0]
+	}
+	return "handlers " + strings.Join(names, ", ")
 }
 
 // addPlace adds a place in Kafka. It returns false if the event has the place already.
@@ -296,6 +304,8 @@ func describeHandler(found *FoundHandler) string {
 
 func countAttempts(message *HandlerMessage) string {
 	switch {
+	case message.Attempts == 0 && message.RequestedAt != nil:
+		return "it waits for a member of the group that takes it"
 	case message.Attempts == 0:
 		return "it follows an earlier message of its key"
 	case message.NextAt == nil:

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -49,7 +51,7 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 		t.Errorf("letters: %d, %v", n, err)
 	}
 	noneUnread := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
-	if _, err := setaside.New(shipping, setaside.DefaultCollection).Census(t.Context(), "g", "member", noneUnread); err != nil {
+	if _, err := setaside.New(shipping, setaside.DefaultCollection).Census(t.Context(), setaside.Member{Group: "g", ID: "member"}, noneUnread); err != nil {
 		t.Fatal(err)
 	}
 	groups, err := f.op.Groups().List(t.Context(), false)
@@ -67,16 +69,7 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 	if !slices.ContainsFunc(overview.Problems, isRetry) {
 		t.Errorf("no problem of the handler: %+v", overview.Problems)
 	}
-	digest := routing.NamespaceHash(mongodb.Namespace(f.a))
-	mustInsert(t, shipping.Collection("inbox_offsets"), bson.D{{Key: "_id", Value: bson.D{{Key: "c", Value: "g/notify"}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}}})
-	mustInsert(t, shipping.Collection("inbox"), bson.D{
-		{Key: "_id", Value: bson.D{{Key: "c", Value: "g/notify"}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: "m1"}}},
-		{Key: "s", Value: "handled"},
-		{Key: "at", Value: time.Now()},
-		{Key: "t", Value: "orders"},
-		{Key: "p", Value: 1},
-		{Key: "f", Value: int64(1)},
-	})
+	markHandled(t, shipping, f.a, "g/notify", "m1", 1, time.Now())
 	found, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: "m1"})
 	if err != nil || len(found.Envelopes) != 1 || len(found.Envelopes[0].Handlers) != 2 {
 		t.Errorf("lookup: %+v, %v", found, err)
@@ -84,5 +77,26 @@ func TestADatabaseWithoutAnOutboxIsSearched(t *testing.T) {
 	databases, err := f.op.ForWatcher("another").ServiceDatabases(t.Context(), "")
 	if err != nil || len(databases) != 0 {
 		t.Errorf("databases of another watcher: %v, %v", databases, err)
+	}
+}
+
+// markHandled stores the mark of a handler for an event of outbox, whose record is at orders/1@offset, in the inbox of db.
+func markHandled(t *testing.T, db *mongo.Database, outbox *mongo.Collection, consumer, id string, offset int64, at time.Time) {
+	t.Helper()
+	digest := routing.NamespaceHash(mongodb.Namespace(outbox))
+	mustInsert(t, db.Collection("inbox"), bson.D{
+		{Key: "_id", Value: bson.D{{Key: "c", Value: consumer}, {Key: "n", Value: hex.EncodeToString(digest[:])}, {Key: "i", Value: id}}},
+		{Key: "s", Value: "handled"},
+		{Key: "at", Value: at},
+		{Key: "t", Value: "orders"},
+		{Key: "p", Value: 1},
+		{Key: "f", Value: offset},
+	})
+
+	// Only an inbox has a collection of offsets.
+	place := bson.D{{Key: "c", Value: consumer}, {Key: "t", Value: "orders"}, {Key: "p", Value: 1}, {Key: "l", Value: 2}}
+	_, err := db.Collection("inbox_offsets").ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: place}}, bson.D{}, options.Replace().SetUpsert(true))
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
@@ -28,6 +29,12 @@ const (
 	// maxCountShare is the share of its time that a keeper may count: one of so many.
 	maxCountShare = 20
 )
+
+// Member describes a member of a group that takes a Census.
+type Member struct {
+	Group, ID string
+	Handlers  []string // the names of its handlers
+}
 
 // Census describes the messages of a group that wait.
 type Census struct {
@@ -50,12 +57,21 @@ type Count struct {
 
 // storedCensus is the document of a group.
 type storedCensus struct {
-	Group  string    `bson:"_id"`
-	By     string    `bson:"by"`  // the keeper
-	At     time.Time `bson:"at"`  // of the last count
-	Due    time.Time `bson:"due"` // of the next count
-	Counts []Count   `bson:"counts"`
-	Now    time.Time `bson:"now,omitempty"` // of the read; not stored
+	Group    string    `bson:"_id"`
+	By       string    `bson:"by"`  // the keeper
+	At       time.Time `bson:"at"`  // of the last count
+	Due      time.Time `bson:"due"` // of the next count
+	Counts   []Count   `bson:"counts"`
+	Handlers []string  `bson:"handlers"`      // names, of the keeper
+	Now      time.Time `bson:"now,omitempty"` // of the read; not stored
+}
+
+// listHandlers returns the names of the handlers, unless the group has had no keeper for some time.
+func (c *storedCensus) listHandlers() []string {
+	if c.Now.Sub(c.Due) > stopsExpiry {
+		return nil
+	}
+	return c.Handlers
 }
 
 // PlaceCount is the number of messages of a place.
@@ -67,16 +83,16 @@ type PlaceCount struct {
 
 // Census returns how many messages of a group wait: see Store.
 func (s *Collection) Census(
-	ctx context.Context, group, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error),
+	ctx context.Context, member Member, findUnread func(ctx context.Context, places []Place) ([]Place, error),
 ) (Census, error) {
-	doc, err := s.readCensus(ctx, group)
+	doc, err := s.readCensus(ctx, member.Group)
 	if err != nil {
 		return Census{}, err
 	}
 
 	late := doc.Now.Sub(doc.Due)
-	if due := late >= 0 && (doc.By == member || late >= keeperGrace || doc.Due.IsZero()); due {
-		claimed, err := s.claimCensus(ctx, doc, member)
+	if due := late >= 0 && (doc.By == member.ID || late >= keeperGrace || doc.Due.IsZero()); due {
+		claimed, err := s.claimCensus(ctx, doc, member.ID)
 		if err != nil {
 			return Census{}, err
 		}
@@ -84,14 +100,42 @@ func (s *Collection) Census(
 			if err := s.takeCensus(ctx, doc, member, findUnread); err != nil {
 				return Census{}, err
 			}
-			if doc, err = s.readCensus(ctx, group); err != nil {
+			if doc, err = s.readCensus(ctx, member.Group); err != nil {
 				return Census{}, err
 			}
 		}
 	}
 
-	keeper := doc.By == member && doc.Now.Before(doc.Due.Add(keeperGrace))
+	// During a deployment, the keeper may not have the new handlers.
+	if listed := doc.listHandlers(); slices.ContainsFunc(member.Handlers, func(name string) bool { return !slices.Contains(listed, name) }) {
+		if err := s.addHandlers(ctx, member); err != nil {
+			return Census{}, err
+		}
+	}
+
+	keeper := doc.By == member.ID && doc.Now.Before(doc.Due.Add(keeperGrace))
 	return Census{Counts: doc.Counts, At: doc.At, Now: doc.Now, Keeper: keeper}, nil
+}
+
+// Handlers returns the names of the handlers of a group: see Store.
+func (s *Collection) Handlers(ctx context.Context, group string) ([]string, error) {
+	doc, err := s.readCensus(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	return doc.listHandlers(), nil
+}
+
+// addHandlers adds the names of the handlers of a member to those of the keeper, until the keeper counts again.
+func (s *Collection) addHandlers(ctx context.Context, member Member) error {
+	known := mongodb.IfNull("$handlers", bson.A{})
+	change := mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "handlers", Value: bson.D{{Key: "$setUnion", Value: bson.A{known, mongodb.Literal(member.Handlers)}}}},
+	}}}}
+	if _, err := s.counts.UpdateOne(ctx, bson.D{{Key: "_id", Value: member.Group}}, change); err != nil {
+		return fmt.Errorf("recording the handlers of group %s: %w", member.Group, err)
+	}
+	return nil
 }
 
 // readCensus reads the document of a group. Without one, it returns the time of the server alone.
@@ -143,7 +187,7 @@ func (s *Collection) claimCensus(ctx context.Context, doc *storedCensus, member 
 
 // takeCensus counts the messages of the group and stores the counts.
 func (s *Collection) takeCensus(
-	ctx context.Context, doc *storedCensus, member string, findUnread func(ctx context.Context, places []Place) ([]Place, error),
+	ctx context.Context, doc *storedCensus, member Member, findUnread func(ctx context.Context, places []Place) ([]Place, error),
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, countLimit)
 	defer cancel()
@@ -172,11 +216,12 @@ func (s *Collection) takeCensus(
 	// The counts are stored in any case: they do not depend on Kafka.
 	unread, unreadErr := findUnread(ctx, list)
 
-	mine := bson.D{{Key: "_id", Value: doc.Group}, {Key: "by", Value: member}}
+	mine := bson.D{{Key: "_id", Value: doc.Group}, {Key: "by", Value: member.ID}}
 	_, err = s.counts.UpdateOne(ctx, mine, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "at", Value: "$$NOW"},
 		{Key: "due", Value: afterNow(max(CensusInterval, maxCountShare*took))},
 		{Key: "counts", Value: bson.D{{Key: "$literal", Value: SumPlaces(places, unread)}}},
+		{Key: "handlers", Value: mongodb.Literal(member.Handlers)},
 		{Key: "stops", Value: freshStops()},
 	}}}})
 	if err != nil {

@@ -169,7 +169,7 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 		},
 		"Waiting": func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
 		"Census": func() error {
-			_, err := s.Census(t.Context(), "billing", "a", func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+			_, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: "a"}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
 			return err
 		},
 		"Requested": func() error { _, err := s.Requested(t.Context(), "billing"); return err },
@@ -213,7 +213,7 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 	read := func(member string) []stacktest.Plan {
 		t.Helper()
 		plans = nil
-		c, err := s.Census(t.Context(), "billing", member, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+		c, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: member}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
 		if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
 			t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
 		}
@@ -243,7 +243,7 @@ func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 		t.Errorf("Stored: got %v, want %v", err, context.Canceled)
 	}
 	none := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
-	if _, err := s.Census(ctx, "billing", "a", none); !errors.Is(err, context.Canceled) {
+	if _, err := s.Census(ctx, setaside.Member{Group: "billing", ID: "a"}, none); !errors.Is(err, context.Canceled) {
 		t.Errorf("Census: got %v, want %v", err, context.Canceled)
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
@@ -16,7 +18,8 @@ type RequeueOptions struct {
 	Actor, Note string // who requeues and why; stored with the letters
 
 	// Handlers are the handlers of the group that get the messages. Defaults to the handler that gave the message up. A
-	// letter without a handler, or of a handler that was renamed, needs it. A handler that does not take the type of a message rejects it.
+	// letter without a handler, or of a handler that was renamed, needs it. A name that the running members of the group do not have is
+	// rejected. A handler that does not take the type of a message rejects it.
 	Handlers []string
 
 	// Edit may change Key, Value and Headers of a letter before its message goes back. The stored letter stays as it was. An
@@ -48,8 +51,7 @@ const maxRejected = 20
 // The messages wait in the collection inbox_waiting until the member of the group that owns their partition takes them,
 // usually within a few seconds. Their handlers get them with fresh attempts, and in the order of their keys with other
 // messages that wait: a message of the key that has begun ends first, and those that have not begun follow. Other handlers and groups
-// do not get them. If a handler does not run, its messages stay:
-// Requeued.Waiting shows them.
+// do not get them. While no member of the group runs, the messages stay: Requeued.Waiting shows them.
 //
 // A letter and its message change in one transaction, with up to 99 others. Letters that cannot be requeued stay, and the others go
 // on: the error then joins a *RejectedError for each of the first 20. Requeue returns ErrEmptyQuery if query has no condition and does
@@ -66,7 +68,7 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 	if err != nil {
 		return 0, err
 	}
-	batch := requeueBatch{desk: d}
+	batch := requeueBatch{desk: d, obstacles: map[string]string{}}
 	var rejected []error
 	var last *RejectedError
 	for letter, err := range d.iterate(ctx, query, d.store.FindOldest) {
@@ -96,10 +98,11 @@ const (
 
 // requeueBatch has the letters that the next transaction requeues.
 type requeueBatch struct {
-	desk     *Desk
-	letters  []checkedLetter
-	size     int   // of the messages, in bytes
-	requeued int64 // by all transactions so far
+	desk      *Desk
+	obstacles map[string]string // of FindObstacle, by group and handlers
+	letters   []checkedLetter
+	size      int   // of the messages, in bytes
+	requeued  int64 // by all transactions so far
 }
 
 // checkedLetter is a letter that can be requeued, with the messages that go back.
@@ -111,7 +114,14 @@ type checkedLetter struct {
 
 // add adds a letter, and requeues the batch if it is full.
 func (b *requeueBatch) add(ctx context.Context, letter Letter, options RequeueOptions) error {
-	checked, err := b.desk.checkRequeue(ctx, letter, options)
+	handlers := options.Handlers
+	if len(handlers) == 0 {
+		handlers = []string{letter.ID.Handler}
+	}
+	if err := b.checkHandlers(ctx, letter.ID, handlers); err != nil {
+		return err
+	}
+	checked, err := b.desk.checkRequeue(ctx, letter, handlers, options)
 	if err != nil {
 		return err
 	}
@@ -124,6 +134,43 @@ func (b *requeueBatch) add(ctx context.Context, letter Letter, options RequeueOp
 		return nil
 	}
 	return b.flush(ctx)
+}
+
+// checkHandlers rejects a letter that [Desk.FindObstacle] rejects.
+func (b *requeueBatch) checkHandlers(ctx context.Context, id ID, names []string) error {
+	place := id.Group + "/" + strings.Join(names, "/")
+	obstacle, cached := b.obstacles[place]
+	if !cached {
+		var err error
+		if obstacle, err = b.desk.FindObstacle(ctx, module.Key{}, id.Group, names); err != nil {
+			return err
+		}
+		b.obstacles[place] = obstacle
+	}
+	if obstacle != "" {
+		return &RejectedError{ID: id, Reason: obstacle}
+	}
+	return nil
+}
+
+// FindObstacle returns why messages of a group cannot go back to the handlers of these names, with the fix, or "". Messages for a
+// handler that no member has would wait for it forever. While no member runs, the handlers of the group are unknown, and nothing is
+// an obstacle. It is for packages of this module.
+func (d *Desk) FindObstacle(ctx context.Context, _ module.Key, group string, names []string) (string, error) {
+	if len(names) == 0 || names[0] == "" {
+		return "no handler took it: name the handler that gets it", nil
+	}
+	known, err := d.waiting.Handlers(ctx, group)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if len(known) > 0 && !slices.Contains(known, name) {
+			return fmt.Sprintf("group %s has no handler %s; its handlers are %s: name one of them, or start a member with the handler first",
+				group, name, strings.Join(known, ", ")), nil
+		}
+	}
+	return "", nil
 }
 
 // flush requeues the letters that have been added, except those that another call has requeued since.
@@ -162,15 +209,7 @@ func (b *requeueBatch) flush(ctx context.Context) error {
 }
 
 // checkRequeue returns a letter with the messages of its requeue. All are checked before the first is written.
-func (d *Desk) checkRequeue(ctx context.Context, letter Letter, options RequeueOptions) (checkedLetter, error) {
-	handlers := options.Handlers
-	if len(handlers) == 0 && letter.ID.Handler != "" {
-		handlers = []string{letter.ID.Handler}
-	}
-	if len(handlers) == 0 {
-		return checkedLetter{}, &RejectedError{ID: letter.ID, Reason: "no handler took it: name the handler that gets it"}
-	}
-
+func (d *Desk) checkRequeue(ctx context.Context, letter Letter, handlers []string, options RequeueOptions) (checkedLetter, error) {
 	// A list leaves out large values.
 	if letter.countChunks() > 0 {
 		whole, err := d.store.Get(ctx, letter.ID)

@@ -80,6 +80,33 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 }
 
 // A requeued letter does not hide a later failure of its record, which Kafka may deliver again.
+// The running members of the group have no handler of the name, so the message would wait for it without an end.
+func TestARequeueToAnUnknownHandlerIsRejected(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		renamed, good := newLetter(1, "renamed", "A"), newLetter(2, "h", "A")
+		g.bury(renamed, good)
+		requeue := func(q deadletter.Query, handlers []string, want int64, reason string) {
+			g.Helper()
+			n, err := g.Requeue(g.Context(), q, deadletter.RequeueOptions{Handlers: handlers})
+			rejected, isRejected := errors.AsType[*deadletter.RejectedError](err)
+			if n != want || isRejected != (reason != "") || isRejected && rejected.Reason != reason {
+				g.Errorf("requeue to %q: got %d (%v), want %d and %q", handlers, n, err, want, reason)
+			}
+		}
+
+		member := setaside.Member{Group: "g", ID: "a", Handlers: []string{"h", "other"}}
+		noneUnread := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
+		if _, err := g.waiting.Census(g.Context(), member, noneUnread); err != nil {
+			g.Fatal(err)
+		}
+		const fix = "; its handlers are h, other: name one of them, or start a member with the handler first"
+		requeue(deadletter.Query{Handler: "h"}, []string{"nosuch"}, 0, "group g has no handler nosuch"+fix)
+		requeue(deadletter.Query{All: true}, nil, 1, "group g has no handler renamed"+fix)
+		requeue(deadletter.Query{Handler: "renamed"}, []string{"other"}, 1, "")
+	})
+}
+
 func TestARequeuedLetterIsReplacedByALaterFailure(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {

@@ -115,6 +115,7 @@ type Requeue struct {
 	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the audit log
 	Topic    string    `bson:"topic,omitempty" json:"topic,omitempty"`   // that the action has chosen; "": all that the envelope routes to
 	Edited   []string  `bson:"edited,omitempty" json:"edited,omitempty"` // fields of the envelope that the requeue changed
+	Handlers []string  `bson:"-" json:"handlers,omitempty"`              // names of the handlers that get it; only for a letter of a handler
 }
 
 // IDText returns the text of the envelope's id, as [IDText] does.
