@@ -93,7 +93,7 @@ func (o Operator) Conversation(ctx context.Context, query ConversationQuery) (Co
 	// An event that is sent in between must not look delivered before it is, so the waiting envelopes come first.
 	for _, step := range []func(context.Context) error{
 		search.findWaiting, func(ctx context.Context) error { return search.findInOutboxes(ctx, names) }, search.findRecent,
-		search.findLetters, search.findHandlerLetters,
+		search.findLetters, search.findHandlerLetters, search.findHandled,
 	} {
 		if err := step(ctx); err != nil {
 			return out, err
@@ -306,15 +306,49 @@ func (s *conversationSearch) findHandlerLetters(ctx context.Context) error {
 			}
 			found := &s.events[places[letter.ID.Message]]
 			found.Handlers = append(found.Handlers, newHandlerLetter(desk.ns, &letter))
+			found.noteDelivery()
 		}
 	}
 	return nil
 }
 
+// findHandled finds the events whose delivery the position of the watcher does not show yet, and that a handler has handled.
+func (s *conversationSearch) findHandled(ctx context.Context) error {
+	appended := map[string][]string{} // ids, by outbox
+	for i := range s.events {
+		if event := &s.events[i]; event.State == stateAppended {
+			appended[event.Collection] = append(appended[event.Collection], event.ID)
+		}
+	}
+	marks, err := findMarks(ctx, s.op, appended)
+	if err != nil {
+		return err
+	}
+	for _, mark := range marks {
+		if place, known := s.places[placeKey(mark.collection, strings.TrimPrefix(mark.ID.ID, "string:"))]; known {
+			s.events[place].noteDelivery()
+		}
+	}
+	return nil
+}
+
+// noteDelivery ends the state appended: Kafka has the event.
+func (e *ConversationEvent) noteDelivery() {
+	if e.State == stateAppended {
+		e.State = stateDelivered
+	}
+}
+
+// placeKey is the key of an event in the field places.
+func placeKey(collection, id string) string { return collection + "\x00" + id }
+
 // addEnvelope adds an event, unless it is known, and returns its place.
 func (s *conversationSearch) addEnvelope(found FoundEnvelope) (place int) {
-	key := found.Collection + "\x00" + found.ID
+	key := placeKey(found.Collection, found.ID)
 	if place, known := s.places[key]; known {
+		if found.State == stateDelivered {
+			s.events[place].noteDelivery()
+		}
 		return place
 	}
 	s.places[key] = len(s.events)

@@ -46,6 +46,11 @@ func TestAConversationIsATreeOfAllStores(t *testing.T) {
 	mustInsert(t, f.a, append(letterOf("stranger", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Unix()) - 30, I: 1}},
 		bson.E{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "correlation-id"}, {Key: "v", Value: []byte("other")}}}}))
 	f.giveUp(f.a, deadletter.DefaultCollection, "h", "grandchild")
+	// The position of the watcher is before these, and Kafka has them.
+	markHandled(t, f.a.Database(), f.b, "billing/h1", "early child", 9, time.Now())
+	f.storeReport("orders/0of1", activity.Report{At: time.Now(), Events: []activity.Event{
+		{ID: "late child", Key: "7", Collection: mongodb.Namespace(f.a), CorrelationID: "first", Topic: "orders", AckedAt: time.Now()},
+	}})
 
 	got, err := f.op.Conversation(t.Context(), admin.ConversationQuery{ID: "first"})
 	if err != nil || strings.Contains(fmt.Sprintf("%+v", got), planted) || got.More {
@@ -59,7 +64,7 @@ func TestAConversationIsATreeOfAllStores(t *testing.T) {
 		}
 		tree = append(tree, line)
 	}
-	want := "first appended|.early child appended|..grandchild appended h|.late child appended|..waits waiting|..dead dead|orphan appended|egg appended|.hen appended"
+	want := "first appended|.early child delivered|..grandchild delivered h|.late child delivered|..waits waiting|..dead dead|orphan appended|egg appended|.hen appended"
 	if text := strings.Join(tree, "|"); text != want {
 		t.Errorf("tree:\n%s\nwant:\n%s", text, want)
 	}
