@@ -17,6 +17,7 @@ import (
 // The limits from which a fact is a problem.
 const (
 	topicFailsAfter = 5 * time.Minute  // an unwritable topic fails from this age on
+	emptyFailsAfter = 5 * time.Minute  // a watcher without any outbox fails from this age on
 	stepFailsAfter  = 30 * time.Second // a step that is repeated is a problem from this age on; a failover takes less
 	laggingAfter    = 10 * time.Second
 	lagFailsAfter   = 5 * time.Minute
@@ -315,11 +316,26 @@ func (l *list) addOutboxes() {
 			Kind: OutboxNotReadable, Severity: Warn, Watcher: l.facts.Watcher, Object: found.NS, Title: "Outbox " + found.NS + " cannot be read",
 			Detail: found.Cause, Fix: found.Fix,
 		}
-		if found.Fatal {
+		if !found.Since.IsZero() {
+			problem.Since = &found.Since
+		}
+		switch {
+		case found.NothingToRead:
+			problem.Detail += ", and no other name in watch has a collection"
+			problem.Consequence = "the watcher has nothing to read, so no event is sent"
+		case found.Kind == outboxes.IsMissing:
+			problem.Consequence = "no event is sent from it; the other outboxes are read"
+		}
+		if found.Fatal || FailsEmpty(found, l.facts.Now) {
 			problem.Severity = Fail
 		}
 		l.addProblem(problem)
 	}
+}
+
+// FailsEmpty reports whether the watcher has had nothing to read for so long that its names are probably wrong.
+func FailsEmpty(found outboxes.Finding, now time.Time) bool {
+	return found.NothingToRead && !found.Since.IsZero() && now.Sub(found.Since) >= emptyFailsAfter
 }
 
 // addLetters adds the dead letters of both kinds.

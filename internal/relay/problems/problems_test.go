@@ -108,6 +108,14 @@ func TestFactsAndTheirProblems(t *testing.T) {
 		"outboxes": {Facts{Unreadable: []outboxes.Finding{{NS: "a.b", Cause: "c", Fatal: true}, {NS: "a.c", Cause: "c"}}}, []string{
 			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c",
 		}},
+		"a missing name": {Facts{Unreadable: []outboxes.Finding{
+			{NS: "a.b", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true, Since: *ago(5 * time.Minute)},
+			{NS: "a.c", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true, Since: *ago(time.Minute)},
+			{NS: "a.d", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true},
+			{NS: "a.e", Kind: outboxes.IsMissing, Cause: "c", Since: *ago(time.Hour)},
+		}}, []string{
+			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c", "warn outbox_not_readable/a.d", "warn outbox_not_readable/a.e",
+		}},
 		"counting":    {Facts{Health: rule(health.CountingRule, health.Unhealthy, 0)}, []string{"fail counts_fail/orders"}},
 		"no counts":   {Facts{CountsFail: "x"}, []string{"warn counts_fail/orders"}},
 		"waiting":     {Facts{Health: rule(health.WaitingRule, health.Degraded, 4)}, []string{"warn waiting_stuck/orders"}},
