@@ -130,6 +130,7 @@ func List(facts Facts) []Problem {
 var singularUnits = map[string]string{
 	"dead letters":                    "dead letter",
 	"events may have been sent twice": "event may have been sent twice",
+	"events were discarded":           "event was discarded",
 	"events wait":                     "event waits",
 	"messages wait":                   "message waits",
 	"nodes":                           "node",
@@ -139,7 +140,7 @@ var singularUnits = map[string]string{
 // addProblem adds a problem, unless the list has it already. It fills in the texts of the kind.
 func (l *list) addProblem(problem Problem) {
 	spec := SpecOf(problem.Kind)
-	// Lost history may happen to a slot again before the first one is acknowledged.
+	// An incident may happen again before the first one is acknowledged.
 	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
 	problem.Consequence = cmp.Or(problem.Consequence, spec.Consequence)
 	problem.Fix = cmp.Or(problem.Fix, spec.Fix)
