@@ -33,7 +33,9 @@ func writeDeadLetter(out io.Writer, letter admin.DeadLetter) {
 	printField("delivery", "%d", letter.Delivery)
 	printField("version", "%d", letter.Version)
 	printField("type", "%s", letter.Type)
-	printField("aggregate", "%s", strings.Trim(letter.AggregateType+"/"+letter.AggregateID, "/"))
+	if aggregate := strings.Trim(letter.AggregateType+"/"+letter.AggregateID, "/"); aggregate != "" {
+		printField("aggregate", "%s", aggregate)
+	}
 	printField("key", "%s", letter.Key)
 	printField("topic", "%s", letter.Topic)
 	if letter.Place != "" {

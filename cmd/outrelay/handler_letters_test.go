@@ -172,7 +172,8 @@ func TestLettersOfHandlersAreListedEditedAndRequeued(t *testing.T) {
 	if text := c.runCommand(0, nil, "dead", "summary"); !strings.Contains(text, "handler invoice") || !strings.Contains(text, "rejected") || !strings.Contains(text, "no such customer") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := c.runCommand(0, nil, "dead", "show", "bad 1", "--payload"); !strings.Contains(text, "no such customer") || !strings.Contains(text, "handler invoice of group "+c.group) || !strings.Contains(text, c.topic+"/0@") || !strings.Contains(text, `"payload": "bad 1"`) {
+	if text := c.runCommand(0, nil, "dead", "show", "bad 1", "--payload"); !strings.Contains(text, "no such customer") || !strings.Contains(text, "handler invoice of group "+c.group) || !strings.Contains(text, c.topic+"/0@") || !strings.Contains(text, `"payload": "bad 1"`) ||
+		strings.Contains(text, "\naggregate ") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 

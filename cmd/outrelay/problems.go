@@ -14,7 +14,7 @@ import (
 func newProblemsCommand(program *program) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use:   "problems",
-		Short: "List everything that is wrong, or acknowledge lost history",
+		Short: "List everything that is wrong, or acknowledge one that is over",
 	}, newProblemsListCommand(program), newAcknowledgeCommand(program))
 }
 
@@ -48,9 +48,9 @@ type acknowledged struct {
 func newAcknowledgeCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "acknowledge ID",
-		Short: "End the problem of a lost history, after its consequences were checked",
-		Long: `End a problem that stays after its cause has ended: lost history. outrelay problems list shows the id.
-The audit log gets an entry. Without it, the problem ends seven days after the sweep.`,
+		Short: "End a problem whose cause is over, after its consequences were checked",
+		Long: `End a problem that stays after its cause has ended: lost history, or discarded events. outrelay
+problems list shows the id. The audit log gets an entry. Without it, the problem ends after seven days.`,
 		Args: exactArgs(1),
 	}
 

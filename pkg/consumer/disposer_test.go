@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -100,6 +101,35 @@ func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" || got.GivenUpAt.IsZero() {
 		t.Errorf("given up at %v; difference: %s", got.GivenUpAt, diff)
+	}
+}
+
+// Most presets write no aggregate. A handler then gets the key as the id of the aggregate, and the letter has the key only once.
+func TestALetterHasTheAggregateOfItsRecord(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t)
+	for preset, want := range map[string]event.Aggregate{
+		routing.Typed: {}, routing.Debezium: {}, routing.CloudEvents: {}, routing.Plain: {Type: "order", ID: "o-1"},
+	} {
+		m := relayEvent(t, routing.PresetConfig{Name: preset}, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x"))), routing.Meta{})
+		if err := consumer.Decode(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		m.Group = "g"
+		if m.Aggregate.ID != "o-1" {
+			t.Errorf("%s: the handler gets the aggregate %+v", preset, m.Aggregate)
+		}
+
+		if err := g.Dispose(t.Context(), m, "h", newVerdict(1, m, errFlaky), errFlaky); err != nil {
+			t.Fatal(err)
+		}
+		letter, err := g.letters.Get(t.Context(), letterID(m, "h"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if letter.Aggregate != want || string(letter.Key) != "o-1" {
+			t.Errorf("%s: the letter has the aggregate %+v and the key %q, want %+v", preset, letter.Aggregate, letter.Key, want)
+		}
 	}
 }
 

@@ -65,6 +65,11 @@ func newLetter(message *Message, handler string, verdict verdict, cause error) *
 			letter.Headers = append(letter.Headers, h)
 		}
 	}
+
+	// Decode gives a message the key as its aggregate id if the record has none. The letter has the key anyway.
+	if _, has := message.Header(record.HeaderAggregateID); !has && letter.Aggregate.ID == string(message.Key) {
+		letter.Aggregate.ID = ""
+	}
 	return letter
 }
 

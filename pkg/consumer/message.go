@@ -31,7 +31,7 @@ type Message struct {
 	Source string
 	// Name is the event's type; "" if the record has none.
 	Name string
-	// Aggregate, ContentType and SchemaVersion are set if the relay's preset writes them.
+	// Aggregate, ContentType and SchemaVersion are set if the relay's preset writes them. Without an aggregate, its ID is the key.
 	Aggregate                  event.Aggregate
 	ContentType, SchemaVersion string
 

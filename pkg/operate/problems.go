@@ -66,7 +66,7 @@ func (o *Operator) Problems(ctx context.Context) ([]Problem, error) {
 	return list, nil
 }
 
-// Acknowledge ends a problem that stays after its cause has ended, such as lost history. id is the field Acknowledge of the
+// Acknowledge ends a problem that stays after its cause has ended, such as lost history or discarded events. id is the field Acknowledge of the
 // problem.
 func (o *Operator) Acknowledge(ctx context.Context, id string) error {
 	use, err := o.prepare(ctx)

@@ -241,3 +241,39 @@ func TestChartRejectsWrongValues(t *testing.T) {
 		})
 	}
 }
+
+// TestChartReportsAWrongValueOnce: a value that is no duration or size, or out of its range, is not compared with other values.
+func TestChartReportsAWrongValueOnce(t *testing.T) {
+	t.Parallel()
+	minimal := string(chartFile(t, "ci", "minimal-values.yaml"))
+	for name, values := range map[string]string{
+		"lease without a unit": `config: {lease: {ttl: 5}}`,
+		"lease too long":       `config: {lease: {ttl: 10m}}`,
+		"lease too short":      `config: {lease: {ttl: 500ms}}`,
+		"renewal":              `config: {lease: {renew: 2m}}`,
+		"drain":                `config: {lease: {drain: 2h}}`,
+		"cap in words":         `config: {retry: {cap: five}}`,
+		"cap too short":        `config: {retry: {cap: 1ms}}`,
+		"memory of slots":      `config: {slots: 2, limits: {memory: 1KiB}}`,
+		"record":               `config: {limits: {record: 1KiB}}`,
+		"memory":               `resources: {limits: {memory: 512 MB}}`,
+		"cpu":                  `resources: {limits: {cpu: 1 core}, requests: {cpu: 100m}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := renderChart(t, minimal, values)
+			if err == nil {
+				t.Fatal("it is accepted")
+			}
+
+			if n := strings.Count(err.Error(), "\n  "); n != 1 {
+				t.Errorf("%d lines, want 1: %v", n, err)
+			}
+		})
+	}
+
+	// A reference has no value yet.
+	if _, err := renderChart(t, minimal, `{config: {lease: {ttl: "${env:TTL}"}, retry: {cap: "${env:CAP}"}}, extraEnv: [{name: TTL, value: 9s}, {name: CAP, value: 1m}]}`); err != nil {
+		t.Errorf("references: %v", err)
+	}
+}

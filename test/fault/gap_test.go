@@ -67,13 +67,15 @@ func TestLostHistoryIsSwept(t *testing.T) {
 		t.Errorf("the watcher document still has the gap %s", gap)
 	}
 	// Operators see what was lost, until they acknowledge it.
-	var stored struct{ Lost []lease.LostHistory }
+	var stored struct{ Incidents []lease.Incident }
 	if err := bson.Unmarshal(s.WatcherDocument(), &stored); err != nil {
 		t.Fatal(err)
 	}
-	if len(stored.Lost) != 1 || stored.Lost[0].Reason != "history_lost" || stored.Lost[0].Swept < int64(n) || stored.Lost[0].Repeats > stored.Lost[0].Swept-int64(n) ||
-		!stored.Lost[0].To.After(stored.Lost[0].From) {
-		t.Errorf("lost history: %+v", stored.Lost)
+	if len(stored.Incidents) != 1 || stored.Incidents[0].Lost == nil {
+		t.Fatalf("incidents: %+v", stored.Incidents)
+	}
+	if lost := stored.Incidents[0].Lost; lost.Reason != "history_lost" || lost.Swept < int64(n) || lost.Repeats > lost.Swept-int64(n) || !lost.To.After(lost.From) {
+		t.Errorf("lost history: %+v", lost)
 	}
 	for _, kind := range []string{"gap_found", "gap_closed"} {
 		if c, err := s.State.Collection("audit").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {

@@ -15,7 +15,7 @@ import (
 // problemAcknowledged is the kind of the entries in the audit log.
 const problemAcknowledged nodes.Kind = "problem_acknowledged"
 
-// Acknowledge ends a problem that stays after its cause has ended: lost history. id is the field Acknowledge of the problem. It returns
+// Acknowledge ends a problem that stays after its cause has ended: lost history, or discarded events. id is the field Acknowledge of the problem. It returns
 // [ErrNotFound] for a problem that does not exist, was acknowledged, or has expired.
 func (o Operator) Acknowledge(ctx context.Context, id string) error {
 	recordID, err := bson.ObjectIDFromHex(id)
@@ -23,7 +23,7 @@ func (o Operator) Acknowledge(ctx context.Context, id string) error {
 		return invalidRequest("%q is not the id of a problem that can be acknowledged; outrelay problems list has the ids", id)
 	}
 
-	lost, err := lease.AcknowledgeLost(ctx, o.watcherDocuments(), o.Watcher, recordID)
+	incident, err := lease.AcknowledgeIncident(ctx, o.watcherDocuments(), o.Watcher, recordID)
 	if errors.Is(err, lease.ErrNotFound) {
 		return fmt.Errorf("problem %s of watcher %s: %w: it was acknowledged or has expired; outrelay problems list has the others", id, o.Watcher, mongodb.ErrNotFound)
 	}
@@ -31,11 +31,16 @@ func (o Operator) Acknowledge(ctx context.Context, id string) error {
 		return err
 	}
 
-	return o.logAction(ctx, problemAcknowledged, bson.D{
-		{Key: "problem", Value: id},
-		{Key: "reason", Value: lost.Reason},
-		{Key: "lost_at", Value: lost.At},
-		{Key: "swept", Value: lost.Swept},
-		{Key: "possible_repeats", Value: lost.Repeats},
-	})
+	fields := bson.D{{Key: "problem", Value: id}, {Key: "happened_at", Value: incident.At}}
+	if lost := incident.Lost; lost != nil {
+		fields = append(fields, bson.D{
+			{Key: "reason", Value: lost.Reason},
+			{Key: "swept", Value: lost.Swept},
+			{Key: "possible_repeats", Value: lost.Repeats},
+		}...)
+	}
+	if discarded := incident.Discarded; discarded != nil {
+		fields = append(fields, bson.D{{Key: "of", Value: discarded.NS}, {Key: "discarded", Value: discarded.Events}}...)
+	}
+	return o.logAction(ctx, problemAcknowledged, fields)
 }

@@ -127,5 +127,11 @@ func (o Operator) inspectWatched(ctx context.Context, rights connect.RightsCheck
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return nil, nil
 	}
-	return found, err
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+
+	// The stored figures have the time since which a name is missing.
+	stored, err := figures.Read(ctx, o.State, o.Watcher)
+	return outboxes.KeepSince(found, stored.Figures.Unreadable, time.Time{}), err
 }

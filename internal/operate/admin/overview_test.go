@@ -349,14 +349,17 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 	step := func(part string, age time.Duration) bson.D {
 		return bson.D{{Key: "part", Value: part}, {Key: "text", Value: "MongoDB rejects it"}, {Key: "since", Value: now.Add(-age)}}
 	}
-	lost := func(age time.Duration) lease.LostHistory {
-		return lease.LostHistory{ID: bson.NewObjectID(), At: now.Add(-age), Reason: "oplog", From: bson.Timestamp{T: 100}, To: bson.Timestamp{T: 103}, Swept: 55, Repeats: 52}
+	lost := func(age time.Duration) lease.Incident {
+		return lease.Incident{ID: bson.NewObjectID(), At: now.Add(-age), Lost: &lease.LostHistory{
+			Reason: "oplog", From: bson.Timestamp{T: 100}, To: bson.Timestamp{T: 103}, Swept: 55, Repeats: 52,
+		}}
 	}
 	recent, old := lost(time.Hour), lost(8*24*time.Hour)
+	discarded := lease.Incident{ID: bson.NewObjectID(), At: now.Add(-time.Hour), Discarded: &lease.Discarded{NS: "shop.outbox", Events: 7}}
 	set := bson.D{
 		{Key: "owner", Value: "n1/1"},
 		{Key: "expiresAt", Value: now.Add(time.Hour)},
-		{Key: "lost", Value: bson.A{old, recent}},
+		{Key: "incidents", Value: bson.A{old, recent, discarded}},
 		{Key: "stats", Value: bson.D{
 			{Key: "at", Value: now},
 			{Key: "state", Value: "live"},
@@ -389,7 +392,7 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 		return list, byObject
 	}
 	list, byObject := read()
-	want := []string{"fail write_rejected/orders", "fail topic_unwritable/long", "warn topic_unwritable/short", "warn lost_history/" + recent.ID.Hex()}
+	want := []string{"fail write_rejected/orders", "fail topic_unwritable/long", "warn topic_unwritable/short", "warn lost_history/" + recent.ID.Hex(), "warn events_discarded/" + discarded.ID.Hex()}
 	if !slices.Equal(list, want) {
 		t.Errorf("got %q, want %q", list, want)
 	}
@@ -400,8 +403,14 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 
-	if err := k.Acknowledge(t.Context(), recent.ID.Hex()); err != nil {
-		t.Fatal(err)
+	if p := byObject["shop.outbox"]; p.Count != 7 || p.Unit != "events were discarded" || p.ForS < 3500 {
+		t.Errorf("%+v", p)
+	}
+
+	for _, incident := range []lease.Incident{discarded, recent} {
+		if err := k.Acknowledge(t.Context(), incident.ID.Hex()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if list, _ := read(); !slices.Equal(list, want[:3]) {
 		t.Errorf("after the acknowledgement: %q", list)
@@ -413,7 +422,7 @@ func TestReportsOfOwnersAreProblems(t *testing.T) {
 		t.Errorf("no id: %v", err)
 	}
 	audit, err := k.Audit(t.Context(), admin.AuditFilter{Kinds: []string{"problem_acknowledged"}}, 10, "")
-	if err != nil || audit.Total != 1 || audit.Items[0].Actor != "ann" || !strings.Contains(string(audit.Items[0].Fields), recent.ID.Hex()) {
+	if err != nil || audit.Total != 2 || audit.Items[0].Actor != "ann" || !strings.Contains(string(audit.Items[0].Fields), recent.ID.Hex()) {
 		t.Errorf("%+v, %v", audit, err)
 	}
 }

@@ -97,7 +97,7 @@ func (a *api) addFigures() {
 			return overview.Problems, err
 		})
 
-	addAction(a, "/problems/acknowledge", "acknowledge-problem", "Acknowledge lost history, so that it is no problem any more",
+	addAction(a, "/problems/acknowledge", "acknowledge-problem", "Acknowledge lost history or discarded events, so that it is no problem any more",
 		func(ctx context.Context, op admin.Operator, input *struct {
 			Scope
 			Body struct {

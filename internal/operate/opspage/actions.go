@@ -59,7 +59,7 @@ func countVerb(n int64, noun string) string {
 	return countNoun(n, noun) + " are"
 }
 
-// planAcknowledge ends a problem whose cause is over, such as lost history.
+// planAcknowledge ends a problem whose cause is over, such as lost history or discarded events.
 func planAcknowledge(call *call) (preview, error) {
 	overview, err := call.use.Operator.Overview(call.ctx)
 	if err != nil {

@@ -224,7 +224,7 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 	case problems.OplogUsed, problems.OutboxNotReadable, problems.CountsFail:
 		// Their fix is outside of the page, and this command explains it.
 		card.Command = cmp.Or(problem.Command, "outrelay doctor")
-	case problems.LostHistoryFound:
+	case problems.LostHistoryFound, problems.EventsDiscarded:
 		// Its action is the acknowledgement.
 	}
 

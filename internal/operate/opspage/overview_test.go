@@ -107,7 +107,7 @@ func TestEachCardHasANextStep(t *testing.T) {
 	t.Parallel()
 	for _, spec := range problems.Specs() {
 		problem := admin.Problem{Kind: spec.Kind, Watcher: "orders", Object: "orders/1of2", Fix: spec.Fix}
-		if spec.Kind == problems.LostHistoryFound {
+		if spec.Kind == problems.LostHistoryFound || spec.Kind == problems.EventsDiscarded {
 			problem.Acknowledge = "lost-1"
 		}
 		if card := newProblemCard(problem, &view{}); card.Link+card.Action+card.Command == "" {

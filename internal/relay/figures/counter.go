@@ -65,6 +65,8 @@ type Counter struct {
 	lastOutbox       string                     // the last one that was counted
 	lastScheduled    string
 	indexesCheckedAt time.Time
+	unreadable       []outboxes.Finding // of the last inspection, or before the first one as they are stored
+	inspected        bool
 }
 
 // outboxCount has the numbers of one outbox.
@@ -107,7 +109,7 @@ func (c *Counter) Count(ctx context.Context) (Figures, error) {
 		round.found.Oplog, _ = c.Oplog(ctx)
 	}
 	if c.Inspect != nil {
-		if round.found.Unreadable, err = c.Inspect(ctx); c.tolerate(err) != nil {
+		if round.found.Unreadable, err = c.inspectNames(ctx); c.tolerate(err) != nil {
 			return round.found, err
 		}
 	}
@@ -122,6 +124,24 @@ func (c *Counter) Count(ctx context.Context) (Figures, error) {
 		}
 	}
 	return round.found, nil
+}
+
+// inspectNames inspects the watched names. A finding of an earlier count keeps its time, also if another process has counted.
+func (c *Counter) inspectNames(ctx context.Context) ([]outboxes.Finding, error) {
+	if !c.inspected {
+		stored, err := Read(ctx, c.State, c.Watcher)
+		if err != nil {
+			return nil, err
+		}
+		c.unreadable, c.inspected = stored.Figures.Unreadable, true
+	}
+
+	found, err := c.Inspect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.unreadable = outboxes.KeepSince(found, c.unreadable, c.Now().UTC())
+	return c.unreadable, nil
 }
 
 // tolerate returns nil if err is caused by a missing privilege and the counter is lenient, and err otherwise.

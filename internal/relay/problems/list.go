@@ -17,6 +17,7 @@ import (
 // The limits from which a fact is a problem.
 const (
 	topicFailsAfter = 5 * time.Minute  // an unwritable topic fails from this age on
+	emptyFailsAfter = 5 * time.Minute  // a watcher without any outbox fails from this age on
 	stepFailsAfter  = 30 * time.Second // a step that is repeated is a problem from this age on; a failover takes less
 	laggingAfter    = 10 * time.Second
 	lagFailsAfter   = 5 * time.Minute
@@ -129,6 +130,7 @@ func List(facts Facts) []Problem {
 var singularUnits = map[string]string{
 	"dead letters":                    "dead letter",
 	"events may have been sent twice": "event may have been sent twice",
+	"events were discarded":           "event was discarded",
 	"events wait":                     "event waits",
 	"messages wait":                   "message waits",
 	"nodes":                           "node",
@@ -138,7 +140,7 @@ var singularUnits = map[string]string{
 // addProblem adds a problem, unless the list has it already. It fills in the texts of the kind.
 func (l *list) addProblem(problem Problem) {
 	spec := SpecOf(problem.Kind)
-	// Lost history may happen to a slot again before the first one is acknowledged.
+	// An incident may happen again before the first one is acknowledged.
 	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
 	problem.Consequence = cmp.Or(problem.Consequence, spec.Consequence)
 	problem.Fix = cmp.Or(problem.Fix, spec.Fix)
@@ -315,11 +317,26 @@ func (l *list) addOutboxes() {
 			Kind: OutboxNotReadable, Severity: Warn, Watcher: l.facts.Watcher, Object: found.NS, Title: "Outbox " + found.NS + " cannot be read",
 			Detail: found.Cause, Fix: found.Fix,
 		}
-		if found.Fatal {
+		if !found.Since.IsZero() {
+			problem.Since = &found.Since
+		}
+		switch {
+		case found.NothingToRead:
+			problem.Detail += ", and no other name in watch has a collection"
+			problem.Consequence = "the watcher has nothing to read, so no event is sent"
+		case found.Kind == outboxes.IsMissing:
+			problem.Consequence = "no event is sent from it; the other outboxes are read"
+		}
+		if found.Fatal || FailsEmpty(found, l.facts.Now) {
 			problem.Severity = Fail
 		}
 		l.addProblem(problem)
 	}
+}
+
+// FailsEmpty reports whether the watcher has had nothing to read for so long that its names are probably wrong.
+func FailsEmpty(found outboxes.Finding, now time.Time) bool {
+	return found.NothingToRead && !found.Since.IsZero() && now.Sub(found.Since) >= emptyFailsAfter
 }
 
 // addLetters adds the dead letters of both kinds.

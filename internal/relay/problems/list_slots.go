@@ -14,7 +14,7 @@ import (
 // addSlot adds the problems of a slot. The first reason why the slot has no work to do hides the symptoms that follow from it.
 func (l *list) addSlot(slot *SlotStatus) {
 	name := slot.object()
-	l.addLostHistory(slot)
+	l.addIncidents(slot)
 	l.addOplog(slot)
 
 	switch {
@@ -124,10 +124,24 @@ func (w *SlotStatus) object() string {
 	return w.Name + "/" + w.Slot
 }
 
-// addLostHistory adds the history that the slot has lost.
-func (l *list) addLostHistory(slot *SlotStatus) {
-	for i := range slot.Lost {
-		lost := &slot.Lost[i]
+// addIncidents adds the incidents of the slot.
+func (l *list) addIncidents(slot *SlotStatus) {
+	for i := range slot.Incidents {
+		incident := &slot.Incidents[i]
+		if discarded := incident.Discarded; discarded != nil {
+			l.addProblem(Problem{
+				Kind: EventsDiscarded, Severity: Warn, Watcher: slot.Name, Object: discarded.NS, Title: "Waiting events of " + discarded.NS + " were discarded",
+				Since: &incident.At, Count: discarded.Events, Unit: "events were discarded", Acknowledge: incident.ID,
+				Detail: discarded.NS + " was dropped while events waited or were scheduled; on_drop is discard",
+				Fix: "if the drop was a mistake, restore " + discarded.NS + " from a backup: outrelay sends every restored event, also those sent before; " +
+					"on_drop: keep sends waiting events in spite of a drop; then run outrelay problems acknowledge " + incident.ID,
+			})
+		}
+
+		lost := incident.Lost
+		if lost == nil {
+			continue
+		}
 		extent := "all of its history was unreadable"
 		if lost.From != nil {
 			extent = fmt.Sprintf("MongoDB had discarded %s of history", max(lost.To.Sub(*lost.From), time.Second))
@@ -135,9 +149,9 @@ func (l *list) addLostHistory(slot *SlotStatus) {
 
 		l.addProblem(Problem{
 			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
-			Since: &lost.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: lost.ID,
+			Since: &incident.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: incident.ID,
 			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes; repeats are flagged outrelay-redelivered", extent, lost.Reason, wereSent(lost.Swept)),
-			Fix:    "check consumers without an inbox, then run outrelay problems acknowledge " + lost.ID,
+			Fix:    "check consumers without an inbox, then run outrelay problems acknowledge " + incident.ID,
 		})
 	}
 }

@@ -31,6 +31,7 @@ const (
 	PositionStopped   Kind = "position_stopped"
 	StepFails         Kind = "step_fails"
 	LostHistoryFound  Kind = "lost_history"
+	EventsDiscarded   Kind = "events_discarded"
 	GapOpen           Kind = "gap_open"
 	OplogUsed         Kind = "oplog_used"
 	Lagging           Kind = "lagging"
@@ -84,8 +85,8 @@ type Spec struct {
 	Fix         string // unless a problem has a more exact one
 }
 
-// lostHistoryFor is how long lost history stays a problem if no operator acknowledges it.
-const lostHistoryFor = 7 * 24 * time.Hour
+// incidentsFor is how long an incident stays a problem if no operator acknowledges it.
+const incidentsFor = 7 * 24 * time.Hour
 
 // Specs returns the kinds, the most urgent first.
 func Specs() []Spec { return slices.Clone(specs) }
@@ -150,6 +151,12 @@ var specs = []Spec{
 		Kind: LostHistoryFound, Severities: []Severity{Warn}, Title: "History was lost",
 		Consequence: "no event is lost, but some may have been sent twice; consumers without an inbox may have handled these twice",
 		Fix:         "check consumers without an inbox; then acknowledge with outrelay problems acknowledge ID; outrelay problems list has the id",
+	},
+	{
+		Kind: EventsDiscarded, Severities: []Severity{Warn}, Title: "Waiting events were discarded",
+		Consequence: "these events will never be sent",
+		Fix: "if the drop was a mistake, restore the collection from a backup: outrelay sends every restored event; " +
+			"then acknowledge with outrelay problems acknowledge ID; outrelay problems list has the id",
 	},
 	{
 		Kind: GapOpen, Severities: []Severity{Warn}, Title: "A gap is being swept",

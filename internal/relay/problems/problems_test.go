@@ -108,12 +108,27 @@ func TestFactsAndTheirProblems(t *testing.T) {
 		"outboxes": {Facts{Unreadable: []outboxes.Finding{{NS: "a.b", Cause: "c", Fatal: true}, {NS: "a.c", Cause: "c"}}}, []string{
 			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c",
 		}},
-		"counting":    {Facts{Health: rule(health.CountingRule, health.Unhealthy, 0)}, []string{"fail counts_fail/orders"}},
-		"no counts":   {Facts{CountsFail: "x"}, []string{"warn counts_fail/orders"}},
-		"waiting":     {Facts{Health: rule(health.WaitingRule, health.Degraded, 4)}, []string{"warn waiting_stuck/orders"}},
-		"few wait":    {Facts{Health: rule(health.WaitingRule, health.OK, 4)}, nil},
-		"overdue":     {Facts{Health: rule(health.OverdueRule, health.Degraded, 1)}, []string{"warn scheduled_overdue/orders"}},
-		"both losses": {of(func(s *SlotStatus) { s.Lost = []LostHistory{{ID: "1", At: now, To: now}, {ID: "2", At: now, To: now}} }), []string{"warn lost_history/1", "warn lost_history/2"}},
+		"a missing name": {Facts{Unreadable: []outboxes.Finding{
+			{NS: "a.b", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true, Since: *ago(5 * time.Minute)},
+			{NS: "a.c", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true, Since: *ago(time.Minute)},
+			{NS: "a.d", Kind: outboxes.IsMissing, Cause: "c", NothingToRead: true},
+			{NS: "a.e", Kind: outboxes.IsMissing, Cause: "c", Since: *ago(time.Hour)},
+		}}, []string{
+			"fail outbox_not_readable/a.b", "warn outbox_not_readable/a.c", "warn outbox_not_readable/a.d", "warn outbox_not_readable/a.e",
+		}},
+		"counting":  {Facts{Health: rule(health.CountingRule, health.Unhealthy, 0)}, []string{"fail counts_fail/orders"}},
+		"no counts": {Facts{CountsFail: "x"}, []string{"warn counts_fail/orders"}},
+		"waiting":   {Facts{Health: rule(health.WaitingRule, health.Degraded, 4)}, []string{"warn waiting_stuck/orders"}},
+		"few wait":  {Facts{Health: rule(health.WaitingRule, health.OK, 4)}, nil},
+		"overdue":   {Facts{Health: rule(health.OverdueRule, health.Degraded, 1)}, []string{"warn scheduled_overdue/orders"}},
+		"both losses": {of(func(s *SlotStatus) {
+			s.Incidents = []Incident{{ID: "1", At: now, Lost: &LostHistory{To: now}}, {ID: "2", At: now, Lost: &LostHistory{To: now}}}
+		}), []string{"warn lost_history/1", "warn lost_history/2"}},
+		"a drop": {of(func(s *SlotStatus) {
+			s.Incidents = []Incident{{ID: "1", At: now, Discarded: &Discarded{NS: "shop.outbox", Events: 1}}}
+		}), []string{
+			"warn events_discarded/1",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -46,8 +46,8 @@ type SlotStatus struct {
 	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
 	Gap           string     `json:"gap,omitempty"`             // the cause of a gap that is being swept
 	StatsAgeS     float64    `json:"stats_age_s"`               // age of the owner's report; −1 if there is none
-	// Lost are the parts of the history that the slot had to sweep in the last seven days, and that no operator has acknowledged.
-	Lost []LostHistory `json:"lost"`
+	// Incidents are those of the last seven days that no operator has acknowledged.
+	Incidents []Incident `json:"incidents"`
 	// OplogHeadroomS is the time between the oldest entry of the oplog and the position, or nil if
 	// it is unknown. At 0 the position is lost.
 	OplogHeadroomS *float64 `json:"oplog_headroom_s,omitempty"`
@@ -74,11 +74,23 @@ type SlotProblem struct {
 	ForS  float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
 }
 
+// Incident is something that has happened to events of the slot. It has one of the fields Lost and Discarded.
+type Incident struct {
+	ID        string       `json:"id"` // for Acknowledge
+	At        time.Time    `json:"at"` // when it was over, by the server's clock
+	Lost      *LostHistory `json:"lost,omitempty"`
+	Discarded *Discarded   `json:"discarded,omitempty"`
+}
+
+// Discarded counts the waiting and scheduled events that the owner removed because their collection was dropped.
+type Discarded struct {
+	NS     string `json:"ns"` // the collection, or the database if all of it was dropped
+	Events int64  `json:"events"`
+}
+
 // LostHistory is a range of the change stream that MongoDB had discarded before the owner read it. The owner has sent the events of the
 // range from the outboxes.
 type LostHistory struct {
-	ID      string     `json:"id"`             // for Acknowledge
-	At      time.Time  `json:"at"`             // when the sweep was done, by the server's clock
 	From    *time.Time `json:"from,omitempty"` // begin of the range; nil if the position belonged to another history, so everything was swept
 	To      time.Time  `json:"to"`             // end of the range
 	Reason  string     `json:"reason"`
@@ -152,7 +164,7 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	status.TokenAgeS = toSeconds(stats.TokenAgeMS)
 	status.Rate = math.Round(stats.Rate*10) / 10
 	status.Unresolved = stats.Unresolved
-	status.Lost = []LostHistory{}
+	status.Incidents = []Incident{}
 	status.Unwritable = append([]UnwritableTopic{}, stats.Unwritable...)
 	status.Problems = append([]SlotProblem{}, stats.Problems...)
 	for i := range status.Problems {
@@ -170,9 +182,9 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	// Orders of operators are in the document, while the report is from before them.
 	d.addControl(&status)
 
-	for _, lost := range d.Lost {
-		if d.Now.Sub(lost.At) < lostHistoryFor {
-			status.Lost = append(status.Lost, newLostHistory(lost))
+	for _, incident := range d.Incidents {
+		if d.Now.Sub(incident.At) < incidentsFor {
+			status.Incidents = append(status.Incidents, newIncident(incident))
 		}
 	}
 
@@ -216,14 +228,15 @@ func (d *watcherDocument) addControl(slot *SlotStatus) {
 
 func toSeconds(ms int64) float64 { return float64(ms) / 1000 }
 
-// newLostHistory returns the stored record with times instead of timestamps.
-func newLostHistory(stored lease.LostHistory) LostHistory {
-	lost := LostHistory{
-		ID: stored.ID.Hex(), At: stored.At.UTC(), To: time.Unix(int64(stored.To.T), 0).UTC(), Reason: stored.Reason, Swept: stored.Swept, Repeats: stored.Repeats,
+// newIncident returns the stored record with times instead of timestamps.
+func newIncident(stored lease.Incident) Incident {
+	incident := Incident{ID: stored.ID.Hex(), At: stored.At.UTC(), Discarded: (*Discarded)(stored.Discarded)}
+	if lost := stored.Lost; lost != nil {
+		incident.Lost = &LostHistory{To: time.Unix(int64(lost.To.T), 0).UTC(), Reason: lost.Reason, Swept: lost.Swept, Repeats: lost.Repeats}
+		if !lost.From.IsZero() {
+			begin := time.Unix(int64(lost.From.T), 0).UTC()
+			incident.Lost.From = &begin
+		}
 	}
-	if !stored.From.IsZero() {
-		begin := time.Unix(int64(stored.From.T), 0).UTC()
-		lost.From = &begin
-	}
-	return lost
+	return incident
 }

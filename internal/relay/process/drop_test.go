@@ -2,6 +2,7 @@ package process_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
@@ -56,7 +60,7 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 		database bool // is watched and dropped as a whole
 		payloads []string
 	}{
-		{"discard", false, []string{"late", "new"}},
+		{"discard", false, []string{"late", "new", "old", "old"}},
 		{"discard", true, []string{"late", "new"}},
 		{"keep", false, []string{"late", "old", "old"}},
 	} {
@@ -72,7 +76,10 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 			b.appendTo("outbox", "old", "old")
 			stacktest.Eventually(t, "both are parked", func() bool { return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == 2 })
 
-			var err error
+			backup, err := mongodb.FindAll[bson.Raw](t.Context(), b.db.Collection("outbox"), "reading the outbox", bson.D{})
+			if err != nil {
+				t.Fatal(err)
+			}
 			if c.database {
 				err = b.db.Drop(t.Context())
 			} else {
@@ -91,6 +98,13 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 			if discards := c.onDrop == "discard"; (logged == 1) != discards {
 				t.Errorf("the audit log has %d entries of 2 discarded events", logged)
 			}
+			b.checkDiscarded(c.onDrop == "discard")
+			if c.onDrop == "discard" && !c.database {
+				// The fix of the problem: a restored event is sent.
+				if _, err := b.db.Collection("outbox").InsertMany(t.Context(), backup); err != nil {
+					t.Fatal(err)
+				}
+			}
 
 			stacktest.CreateTopic(t, missing, 1)
 			read := *b
@@ -108,6 +122,37 @@ func TestWhatWaitsGoesWithItsCollection(t *testing.T) {
 				t.Errorf("delivered %q, want %q", got, c.payloads)
 			}
 		})
+	}
+}
+
+// checkDiscarded fails the test unless two discarded events of the outbox are a problem, or none if wanted is false. It acknowledges the
+// problem, which ends it.
+func (b *bundle) checkDiscarded(wanted bool) {
+	b.t.Helper()
+	op := admin.New(admin.Operator{State: b.state, Watcher: "default"})
+	read := func() (found []problems.Problem) {
+		view, err := op.Overview(b.t.Context())
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return slices.DeleteFunc(view.Problems, func(problem problems.Problem) bool { return problem.Kind != problems.EventsDiscarded })
+	}
+
+	found := read()
+	if !wanted {
+		if len(found) > 0 {
+			b.t.Errorf("no event was discarded: %+v", found)
+		}
+		return
+	}
+	if len(found) != 1 || found[0].Object != b.db.Name()+".outbox" || found[0].Count != 2 || found[0].Since == nil || !strings.Contains(found[0].Fix, found[0].Acknowledge) {
+		b.t.Fatalf("%+v", found)
+	}
+	if err := op.Acknowledge(b.t.Context(), found[0].Acknowledge); err != nil {
+		b.t.Fatal(err)
+	}
+	if found := read(); len(found) > 0 {
+		b.t.Errorf("after the acknowledgement: %+v", found)
 	}
 }
 

@@ -51,6 +51,7 @@ type countLoop struct {
 	judgedAt time.Time
 	last     figures.Figures // of the last count that succeeded
 	actions  int64           // of operators, before the next count
+	logged   []outboxes.Finding
 }
 
 // newCounter returns a counter for the watcher of the relay.
@@ -159,6 +160,7 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 	if err == nil {
 		l.last = counted
 		l.countedAt.Store(began.UnixNano())
+		l.logEmpty(counted.Unreadable)
 		l.relay.metrics.Figures.Show(counted.Outboxes, counted.Handlers, map[string]int64{
 			"retry": counted.Counts.Retry, "blocked": counted.Counts.Blocked, "parked": counted.Counts.Parked, "queued": counted.Counts.Queued,
 		})
@@ -177,6 +179,19 @@ func (l *countLoop) countOnce(ctx context.Context) time.Duration {
 		}
 	}
 	return next
+}
+
+// logEmpty logs each missing name once when the watcher has had nothing to read for long.
+func (l *countLoop) logEmpty(found []outboxes.Finding) {
+	now := l.relay.shared.Clock.Now()
+	failing := slices.DeleteFunc(slices.Clone(found), func(finding outboxes.Finding) bool { return !problems.FailsEmpty(finding, now) })
+	for _, finding := range failing {
+		if !slices.ContainsFunc(l.logged, finding.IsSame) {
+			l.relay.log.Warn("the watcher has nothing to read, so no event is sent", "name", finding.NS, "error", finding.Cause,
+				"for", now.Sub(finding.Since).Truncate(time.Second), "fix", finding.Fix)
+		}
+	}
+	l.logged = failing
 }
 
 // mayCount reports whether this process, which delivers in the slots active, counts for the watcher: it does in the first slot that any

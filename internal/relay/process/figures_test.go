@@ -118,3 +118,75 @@ func TestASlowCountDelaysNoProblem(t *testing.T) {
 	}, func() any { return relay.Problems() })
 	stacktest.Eventually(t, "the documents are counted again", func() bool { return relay.Gauge(t, "outrelay_waiting_envelopes", "parked") == 2 })
 }
+
+// TestAWatcherWithNothingToReadFails: the age of a missing name outlives the process that has found it. After five minutes it is a failure,
+// which is logged once; next to an existing outbox it stays a warning.
+func TestAWatcherWithNothingToReadFails(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name        string
+		others      bool // an outbox exists
+		severity    problems.Severity
+		consequence string
+	}{
+		{"nothing else", false, problems.Fail, "the watcher has nothing to read, so no event is sent"},
+		{"an outbox", true, problems.Warn, "no event is sent from it; the other outboxes are read"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			typo := b.db.Name() + ".outbx"
+			set := "watch=[" + typo + "]"
+			if c.others {
+				set = "watch=[" + typo + ", " + b.db.Name() + ".outbox]"
+				b.append(1)
+			}
+
+			find := func(relay *process.Relay) (found problems.Problem) {
+				for _, problem := range relay.Problems() {
+					if problem.Kind == problems.OutboxNotReadable && problem.Object == typo {
+						found = problem
+					}
+				}
+				return found
+			}
+			var relay *process.Relay
+			stop := b.startAs(func(r *process.Relay) { relay = r }, set)
+			stacktest.Eventually(t, "the name is missing, with its age", func() bool {
+				problem := find(relay)
+				return problem.Severity == problems.Warn && problem.ForS > 6
+			}, func() any { return relay.Problems() })
+			if problem := find(relay); problem.Consequence != c.consequence || !strings.Contains(problem.Fix, "check the name in watch") {
+				t.Errorf("%+v", problem)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+
+			older := bson.D{{Key: "figures.unreadable.0.since", Value: time.Now().Add(-time.Hour)}}
+			if _, err := b.state.Collection("figures").UpdateByID(t.Context(), "default", bson.D{{Key: "$set", Value: older}}); err != nil {
+				t.Fatal(err)
+			}
+			stop = b.startAs(func(r *process.Relay) { relay = r }, set)
+			stacktest.Eventually(t, "the next process has the age", func() bool {
+				problem := find(relay)
+				return problem.Severity == c.severity && problem.ForS >= 3600
+			}, func() any { return relay.Problems() })
+			stacktest.Eventually(t, "it has counted again", func() bool { return find(relay).ForS > 3606 })
+			view, err := admin.New(admin.Operator{State: b.state, Watcher: "default"}).Overview(t.Context())
+			if err != nil || problems.Worst(view.Problems) != c.severity {
+				t.Errorf("the status has the severity %q, want %q: %v, %+v", problems.Worst(view.Problems), c.severity, err, view.Problems)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			wantLines := 0
+			if c.severity == problems.Fail {
+				wantLines = 1
+			}
+			if n := strings.Count(b.log.wait(t, "lease released"), `level=WARN msg="the watcher has nothing to read, so no event is sent" name=`+typo); n != wantLines {
+				t.Errorf("%d lines, want %d", n, wantLines)
+			}
+		})
+	}
+}

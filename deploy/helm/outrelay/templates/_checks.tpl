@@ -10,7 +10,8 @@ has checked names and types before.
 {{- $hasAdmin := not (kindIs "invalid" $http.admin) -}}
 {{- $problems := list -}}
 
-{{- with include "outrelay.formProblems" . | trim -}}
+{{- $malformed := include "outrelay.formProblems" . | trim -}}
+{{- with $malformed -}}
 {{- $problems = splitList "\n" . -}}
 {{- end -}}
 
@@ -226,44 +227,47 @@ has checked names and types before.
 {{- $problems = append $problems "serviceAccount.annotations have no effect without serviceAccount.create: annotate the account where it is created" -}}
 {{- end -}}
 
-{{- /* Times and memory. */ -}}
+{{- /* Times and memory. A value that is listed already, or that is a reference, is compared with no other one. */ -}}
 {{- $lease := $config.lease | default dict -}}
 {{- $drain := include "outrelay.seconds" (kindIs "invalid" $lease.drain | ternary "10s" $lease.drain) | float64 -}}
 {{- $ttl := include "outrelay.seconds" ($lease.ttl | default "5s") | float64 -}}
-{{- if le (float64 .Values.terminationGracePeriodSeconds) (addf $drain $ttl) -}}
+{{- if and (le (float64 .Values.terminationGracePeriodSeconds) (addf $drain $ttl)) (not (regexMatch `config\.lease\.(drain|ttl):` $malformed)) -}}
 {{- $problems = append $problems (printf "terminationGracePeriodSeconds: found %d; Kubernetes would kill the process while it stops; expected more than config.lease.drain and config.lease.ttl together, %v s" (int .Values.terminationGracePeriodSeconds) (addf $drain $ttl)) -}}
 {{- end -}}
 {{- $limits := $config.limits | default dict -}}
 {{- $renew := include "outrelay.seconds" ($lease.renew | default "1s") | float64 -}}
-{{- if gt (mulf 3.0 $renew) $ttl -}}
+{{- if and (gt $ttl 0.0) (gt (mulf 3.0 $renew) $ttl) (not (regexMatch `config\.lease\.(renew|ttl):` $malformed)) -}}
 {{- $problems = append $problems (printf "config.lease.renew: found %v; expected at most a third of config.lease.ttl, %v" ($lease.renew | default "1s") ($lease.ttl | default "5s")) -}}
 {{- end -}}
 {{- $retry := $config.retry | default dict -}}
-{{- if lt (include "outrelay.seconds" ($retry.cap | default "5m") | float64) (include "outrelay.seconds" ($retry.base | default "200ms") | float64) -}}
+{{- $cap := include "outrelay.seconds" ($retry.cap | default "5m") | float64 -}}
+{{- $base := include "outrelay.seconds" ($retry.base | default "200ms") | float64 -}}
+{{- if and (gt $cap 0.0) (lt $cap $base) (not (regexMatch `config\.retry\.(cap|base):` $malformed)) -}}
 {{- $problems = append $problems (printf "config.retry.cap: found %v; expected at least config.retry.base, %v" ($retry.cap | default "5m") ($retry.base | default "200ms")) -}}
 {{- end -}}
 {{- $budget := include "outrelay.bytes" ($limits.memory | default "32MiB") | float64 -}}
 {{- $limit := include "outrelay.bytes" (dig "limits" "memory" "" .Values.resources) | float64 -}}
-{{- if and (kindIs "float64" $config.slots) (not (contains "${" (toString $limits.memory))) -}}
+{{- if and (kindIs "float64" $config.slots) (gt $budget 0.0) (not (regexMatch `config\.(slots|limits\.memory):` $malformed)) -}}
 {{- if lt $budget (mulf 1048576.0 $config.slots) -}}
 {{- $problems = append $problems (printf "config.limits.memory: found %v; expected at least 1MiB for each of config.slots, %v" ($limits.memory | default "32MiB") $config.slots) -}}
 {{- end -}}
 {{- end -}}
 {{- $record := include "outrelay.bytes" ($limits.record | default "") | float64 -}}
-{{- if and (gt $record 0.0) (gt (include "outrelay.bytes" ($limits.envelope | default "900KiB") | float64) $record) -}}
+{{- $envelope := include "outrelay.bytes" ($limits.envelope | default "900KiB") | float64 -}}
+{{- if and (gt $record 0.0) (gt $envelope $record) (not (regexMatch `config\.limits\.(envelope|record):` $malformed)) -}}
 {{- $problems = append $problems (printf "config.limits.envelope: found %v; expected at most config.limits.record, %v" ($limits.envelope | default "900KiB") $limits.record) -}}
 {{- end -}}
 {{- $hasLimit := dig "limits" "memory" "" .Values.resources | toString -}}
-{{- if and $hasLimit (lt $limit (addf (mulf 1.5 $budget) 62914560.0)) -}}
+{{- if and $hasLimit (lt $limit (addf (mulf 1.5 $budget) 62914560.0)) (not (regexMatch `(config|resources)\.limits\.memory:` $malformed)) -}}
 {{- $problems = append $problems (printf "resources.limits.memory: found %v; Kubernetes would kill the process at its usual size; expected at least 1.5 times config.limits.memory (%v) and 60Mi" (dig "limits" "memory" "" .Values.resources) ($limits.memory | default "32MiB")) -}}
 {{- end -}}
 {{- $request := include "outrelay.bytes" (dig "requests" "memory" "" .Values.resources) | float64 -}}
-{{- if and $hasLimit (gt $request $limit) -}}
+{{- if and $hasLimit (gt $request $limit) (not (regexMatch `resources\.(requests|limits)\.memory:` $malformed)) -}}
 {{- $problems = append $problems (printf "resources.requests.memory: found %v; Kubernetes rejects a request above resources.limits.memory (%v)" (dig "requests" "memory" "" .Values.resources) (dig "limits" "memory" "" .Values.resources)) -}}
 {{- end -}}
 
 {{- $cpu := include "outrelay.bytes" (dig "limits" "cpu" "" .Values.resources) | float64 -}}
-{{- if and (dig "limits" "cpu" "" .Values.resources | toString) (gt (include "outrelay.bytes" (dig "requests" "cpu" "" .Values.resources) | float64) $cpu) -}}
+{{- if and (dig "limits" "cpu" "" .Values.resources | toString) (gt (include "outrelay.bytes" (dig "requests" "cpu" "" .Values.resources) | float64) $cpu) (not (regexMatch `resources\.(requests|limits)\.cpu:` $malformed)) -}}
 {{- $problems = append $problems (printf "resources.requests.cpu: found %v; Kubernetes rejects a request above resources.limits.cpu (%v)" (dig "requests" "cpu" "" .Values.resources) (dig "limits" "cpu" "" .Values.resources)) -}}
 {{- end -}}
 

@@ -361,11 +361,13 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 		Rewind:      stretch.From.IsZero(),
 		ClearPassed: true,
 	}
+	var lost *lease.LostHistory
 	// A first start, and a sweep that an operator has ordered, lose nothing.
 	if stretch.Reason != ReasonBacklog && stretch.Reason != lease.GapRequested {
-		update.Lost = &lease.LostHistory{
-			ID: bson.NewObjectID(), At: r.Now(), Reason: stretch.Reason, From: stretch.From, To: stretch.To, Swept: stretch.Redelivered, Repeats: stretch.Repeats,
+		lost = &lease.LostHistory{
+			Reason: stretch.Reason, From: stretch.From, To: stretch.To, Swept: stretch.Redelivered, Repeats: stretch.Repeats,
 		}
+		update.Incident = &lease.Incident{ID: bson.NewObjectID(), At: r.Now(), Lost: lost}
 	}
 
 	// No stream contained the scheduled envelopes of the gap. Once the gap is gone
@@ -386,8 +388,8 @@ func (r *Recovery) closeGap(ctx context.Context, res sweep.Result) error {
 	took := r.Now().Sub(stretch.Since).Round(time.Millisecond)
 	r.Log.Info("the gap is closed", "reason", stretch.Reason, "swept", res.Swept, "known", res.Skipped,
 		"before_restart", stretch.Redelivered-res.Swept, "took", took)
-	if update.Lost != nil && r.Lost != nil {
-		r.Lost(newLostNotice(r.Slot, update.Lost))
+	if lost != nil && r.Lost != nil {
+		r.Lost(newLostNotice(r.Slot, lost))
 	}
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: stretch.Reason},

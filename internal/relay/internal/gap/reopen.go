@@ -1,6 +1,7 @@
 package gap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -148,6 +149,10 @@ func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error 
 		return err
 	})
 	if total > 0 {
+		object := db
+		if coll != "" {
+			object += "." + coll
+		}
 		r.Log.Warn("removed the waiting events of a dropped collection", "db", db, "collection", coll, "count", total,
 			"fix", "on_drop: keep delivers them all the same")
 		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
@@ -155,6 +160,9 @@ func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error 
 			{Key: "collection", Value: coll},
 			{Key: "count", Value: total},
 		})
+		incident := lease.Incident{ID: bson.NewObjectID(), At: r.Now(), Discarded: &lease.Discarded{NS: object, Events: total}}
+		saved := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) })
+		err = cmp.Or(err, saved)
 	}
 	return err
 }

@@ -74,7 +74,7 @@ func (c *Collections) ListCollections(ctx context.Context) error {
 	defer c.mu.Unlock()
 	c.listed = list
 	for _, f := range findings {
-		if slices.Contains(c.reported, f) {
+		if slices.ContainsFunc(c.reported, f.IsSame) {
 			continue
 		}
 		// A collection that does not exist yet is usual before the first event.

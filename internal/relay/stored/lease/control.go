@@ -91,27 +91,27 @@ func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, start 
 	return nil
 }
 
-// AcknowledgeLost removes a record of lost history from the documents of a watcher. It returns the record, or [ErrNotFound] if no document
-// has it.
-func AcknowledgeLost(ctx context.Context, coll *mongo.Collection, watcher string, id bson.ObjectID) (LostHistory, error) {
+// AcknowledgeIncident removes the record of an incident from the documents of a watcher. It returns the record, or [ErrNotFound] if no
+// document has it.
+func AcknowledgeIncident(ctx context.Context, coll *mongo.Collection, watcher string, id bson.ObjectID) (Incident, error) {
 	ids, err := ListIDs(ctx, coll, watcher)
 	if err != nil {
-		return LostHistory{}, err
+		return Incident{}, err
 	}
 
 	var before Document
 	err = mongodb.Majority(coll).FindOneAndUpdate(ctx,
-		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "lost.id", Value: id}},
-		bson.D{{Key: "$pull", Value: bson.D{{Key: "lost", Value: bson.D{{Key: "id", Value: id}}}}}},
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "incidents.id", Value: id}},
+		bson.D{{Key: "$pull", Value: bson.D{{Key: "incidents", Value: bson.D{{Key: "id", Value: id}}}}}},
 	).Decode(&before)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return LostHistory{}, ErrNotFound
+		return Incident{}, ErrNotFound
 	}
 	if err != nil {
-		return LostHistory{}, fmt.Errorf("acknowledging lost history of watcher %s: %w", watcher, err)
+		return Incident{}, fmt.Errorf("acknowledging an incident of watcher %s: %w", watcher, err)
 	}
-	i := slices.IndexFunc(before.Lost, func(lost LostHistory) bool { return lost.ID == id })
-	return before.Lost[i], nil
+	i := slices.IndexFunc(before.Incidents, func(incident Incident) bool { return incident.ID == id })
+	return before.Incidents[i], nil
 }
 
 // maxSkips bounds the events that one position may pass over.

@@ -119,7 +119,7 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
 		// Operators have not acknowledged these.
 		if i == 0 {
 			for j := range removed {
-				d.Lost = append(d.Lost, removed[j].Lost...)
+				d.Incidents = append(d.Incidents, removed[j].Incidents...)
 			}
 		}
 		docs[i] = d

@@ -18,7 +18,7 @@ import (
 )
 
 // Document is a watcher document. Only operators write Control. Only the owner writes the other
-// fields, except Gap, which commands may add to, and Lost, from which they may remove.
+// fields, except Gap, which commands may add to, and Incidents, from which they may remove.
 type Document struct {
 	ID         string    `bson:"_id"`
 	Owner      string    `bson:"owner,omitempty"` // node and a random value of this acquisition; "" (null) when released
@@ -43,9 +43,9 @@ type Document struct {
 	Instance     string         `bson:"instance"` // a UUID, created with the document (N5)
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
-	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
-	Swept        *Swept         `bson:"swept,omitempty"`  // by the latest sweep, which is complete
-	Lost         []LostHistory  `bson:"lost,omitempty"`   // until an operator acknowledges it; at most mostLost
+	Passed       []Passed       `bson:"passed,omitempty"`    // delivered by other slots before a reslice (N28)
+	Swept        *Swept         `bson:"swept,omitempty"`     // by the latest sweep, which is complete
+	Incidents    []Incident     `bson:"incidents,omitempty"` // until an operator acknowledges it; at most mostIncidents
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Control      Control        `bson:"control,omitempty"`
 	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
@@ -157,10 +157,22 @@ type Swept struct {
 	Until bson.Timestamp `bson:"until"` // the sweep cannot have seen a later commit
 }
 
-// LostHistory is a gap that was swept, as a record for operators.
+// Incident is something that has happened to events of the slot, as a record for operators. The field that is not nil is its kind.
+type Incident struct {
+	ID        bson.ObjectID `bson:"id"`
+	At        time.Time     `bson:"at"`
+	Lost      *LostHistory  `bson:"lost,omitempty"`
+	Discarded *Discarded    `bson:"discarded,omitempty"`
+}
+
+// Discarded counts the waiting and scheduled events that the owner removed because their collection was dropped.
+type Discarded struct {
+	NS     string `bson:"ns"` // the collection, or the database if all of it was dropped
+	Events int64  `bson:"events"`
+}
+
+// LostHistory is a gap that was swept.
 type LostHistory struct {
-	ID      bson.ObjectID  `bson:"id"`
-	At      time.Time      `bson:"at"`
 	Reason  string         `bson:"reason"`
 	From    bson.Timestamp `bson:"from"` // zero if nothing of the history was known
 	To      bson.Timestamp `bson:"to"`
@@ -168,8 +180,8 @@ type LostHistory struct {
 	Repeats int64          `bson:"repeats"` // as of [Gap]
 }
 
-// mostLost bounds the records of a document. The newest are kept.
-const mostLost = 20
+// mostIncidents bounds the records of a document. The newest are kept.
+const mostIncidents = 20
 
 // SweepStart returns where a requested sweep from the time ordered must start. No undelivered event may
 // be left out, so the sweep starts no later than the checkpoint, and no later than an unfinished sweep.

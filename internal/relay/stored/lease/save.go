@@ -31,7 +31,7 @@ type Update struct {
 	ClearGap    bool
 	ClearPassed bool
 	Swept       *Swept
-	Lost        *LostHistory // added to the document
+	Incident    *Incident // added to the document
 
 	// Rewind saves the position of the checkpoint although the stored one may be later. It is for a
 	// stored position of another history, which has no order relative to the new one.
@@ -135,13 +135,13 @@ func (u *Update) setFields() bson.D {
 		earlier := bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}}
 		add("gap", op("$cond", ownGap, mongodb.Literal(*u.Gap), op("$mergeObjects", "$gap", earlier)))
 	}
-	if u.Lost != nil {
+	if u.Incident != nil {
 		// A repeated write must not add it twice.
 		others := bson.D{{Key: "$filter", Value: bson.D{
-			{Key: "input", Value: mongodb.IfNull("$lost", bson.A{})},
-			{Key: "cond", Value: op("$ne", "$$this.id", u.Lost.ID)},
+			{Key: "input", Value: mongodb.IfNull("$incidents", bson.A{})},
+			{Key: "cond", Value: op("$ne", "$$this.id", u.Incident.ID)},
 		}}}
-		add("lost", op("$slice", op("$concatArrays", others, bson.A{mongodb.Literal(*u.Lost)}), -mostLost))
+		add("incidents", op("$slice", op("$concatArrays", others, bson.A{mongodb.Literal(*u.Incident)}), -mostIncidents))
 	}
 	return set
 }

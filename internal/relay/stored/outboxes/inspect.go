@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -37,7 +38,24 @@ type Finding struct {
 	Fatal bool   // nothing of a configured name can be read
 	Cause string // a sentence with the name
 	Fix   string
+	// NothingToRead is set on a missing name if no other watched name has a collection either.
+	NothingToRead bool
+	Since         time.Time // when a count found it first; zero if unknown
 }
+
+// KeepSince returns the findings, each with the time since which it is among the earlier ones, or with now.
+func KeepSince(findings, earlier []Finding, now time.Time) []Finding {
+	for i := range findings {
+		findings[i].Since = now
+		if at := slices.IndexFunc(earlier, findings[i].IsSame); at >= 0 && !earlier[at].Since.IsZero() {
+			findings[i].Since = earlier[at].Since
+		}
+	}
+	return findings
+}
+
+// IsSame reports whether both are the same finding about the same name.
+func (f Finding) IsSame(other Finding) bool { return f.NS == other.NS && f.Kind == other.Kind }
 
 // Err returns an error that wraps [ErrUnwatchable].
 func (f Finding) Err() error {
@@ -112,7 +130,7 @@ func (l Listing) Inspect(watch []string) (findings []Finding) {
 			continue
 		}
 		finding := Finding{
-			NS: ns, Kind: IsMissing, Cause: "it does not exist yet",
+			NS: ns, Kind: IsMissing, Cause: "it does not exist yet", NothingToRead: len(l.Outboxes) == 0,
 			Fix: "check the name in watch; the first appended event creates the collection",
 		}
 		if glob.HasWildcard(ns) {
