@@ -14,9 +14,9 @@ import (
 )
 
 // Tune sets the options with which a stream's client detects a dead server within seconds: heartbeat
-// 1 s, connect 2 s, server selection 4 s. It sets no Timeout, and the caller must not set one.
+// 2 s, connect 2 s, server selection 4 s. Servers report an election at once. It sets no Timeout, and the caller must not set one.
 func Tune(clientOptions *options.ClientOptions) *options.ClientOptions {
-	return clientOptions.SetHeartbeatInterval(time.Second).
+	return clientOptions.SetHeartbeatInterval(2 * time.Second).
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(4 * time.Second)
 }

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	pollEvery   = 500 * time.Millisecond
+	pollEvery   = time.Second
 	maxInFlight = 10_000
 
 	sureEvery  = time.Minute      // between two passes over everything, in case a signal is lost
@@ -53,7 +53,7 @@ const (
 // envelope. An envelope of the stream waits until the resolved position has passed it, so that no earlier
 // event of its key can still come.
 //
-// Cost: one query of an index every 500 ms, and further reads for a reason only. Memory: 10,000 envelopes without their bodies,
+// Cost: one query of an index every second, and further reads for a reason only. Memory: 10,000 envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
 // Wake and QueueEntered may be called from any goroutine, at any time.

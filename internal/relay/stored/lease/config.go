@@ -78,12 +78,12 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Tune sets the options of a client for leases. The client notices an election within a second, and no
+// Tune sets the options of a client for leases. Servers report an election at once, and the client notices a dead server within seconds. No
 // wait for a server outlasts a lease. The driver's retries are off: the lease repeats its writes
 // itself, by seq, and a retryable findAndModify would store a second copy of the document for each
 // write.
 func Tune(clientOptions *options.ClientOptions) *options.ClientOptions {
-	return clientOptions.SetHeartbeatInterval(time.Second).
+	return clientOptions.SetHeartbeatInterval(2 * time.Second).
 		SetConnectTimeout(2 * time.Second).
 		SetServerSelectionTimeout(3 * time.Second).
 		SetRetryWrites(false).
