@@ -320,6 +320,7 @@ func (s *conversationSearch) findHandled(ctx context.Context) error {
 			appended[event.Collection] = append(appended[event.Collection], event.ID)
 		}
 	}
+
 	marks, err := findMarks(ctx, s.op, appended)
 	if err != nil {
 		return err
@@ -351,6 +352,7 @@ func (s *conversationSearch) addEnvelope(found FoundEnvelope) (place int) {
 		}
 		return place
 	}
+
 	s.places[key] = len(s.events)
 	s.events = append(s.events, ConversationEvent{
 		Collection: found.Collection, ID: found.ID, Type: found.Type, AggregateType: found.AggregateType, AggregateID: found.AggregateID,

@@ -73,6 +73,7 @@ func planRequeue(ctx context.Context, desks []handlerDesk, query handlerletters.
 			if len(handlers) == 0 {
 				handlers = []string{group.Handler}
 			}
+
 			obstacle, err := desk.FindObstacle(ctx, module.Key{}, group.Group, handlers)
 			if err != nil {
 				return err

@@ -320,6 +320,7 @@ func (l *list) addOutboxes() {
 		if !found.Since.IsZero() {
 			problem.Since = &found.Since
 		}
+
 		switch {
 		case found.NothingToRead:
 			problem.Detail += ", and no other name in watch has a collection"

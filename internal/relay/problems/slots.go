@@ -46,7 +46,7 @@ type SlotStatus struct {
 	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
 	Gap           string     `json:"gap,omitempty"`             // the cause of a gap that is being swept
 	StatsAgeS     float64    `json:"stats_age_s"`               // age of the owner's report; −1 if there is none
-	// Incidents are those of the last seven days that no operator has acknowledged.
+	// Incidents have happened in the last seven days, and no operator has acknowledged them.
 	Incidents []Incident `json:"incidents"`
 	// OplogHeadroomS is the time between the oldest entry of the oplog and the position, or nil if
 	// it is unknown. At 0 the position is lost.

@@ -126,7 +126,7 @@ func (s *Collection) Handlers(ctx context.Context, group string) ([]string, erro
 	return doc.listHandlers(), nil
 }
 
-// addHandlers adds the names of the handlers of a member to those of the keeper, until the keeper counts again.
+// addHandlers adds the names of the handlers of a member to the recorded ones, until the keeper counts again.
 func (s *Collection) addHandlers(ctx context.Context, member Member) error {
 	known := mongodb.IfNull("$handlers", bson.A{})
 	change := mongo.Pipeline{{{Key: "$set", Value: bson.D{

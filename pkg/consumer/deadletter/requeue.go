@@ -147,6 +147,7 @@ func (b *requeueBatch) checkHandlers(ctx context.Context, id ID, names []string)
 		}
 		b.obstacles[place] = obstacle
 	}
+
 	if obstacle != "" {
 		return &RejectedError{ID: id, Reason: obstacle}
 	}
@@ -164,6 +165,7 @@ func (d *Desk) FindObstacle(ctx context.Context, _ module.Key, group string, nam
 	if err != nil {
 		return "", err
 	}
+
 	for _, name := range names {
 		if len(known) > 0 && !slices.Contains(known, name) {
 			return fmt.Sprintf("group %s has no handler %s; its handlers are %s: name one of them, or start a member with the handler first",
