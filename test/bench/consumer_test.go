@@ -2,7 +2,11 @@
 
 package bench
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+)
 
 // TestBenchConsumerCommand runs the benchmark of the consumer at a small size, and decodes its JSON object like
 // a user. It does not check rates, because the machine may be busy.
@@ -33,6 +37,7 @@ func TestBenchConsumerCommand(t *testing.T) {
 // TestBenchTransportsCommand compares the libraries that join groups at a small size.
 func TestBenchTransportsCommand(t *testing.T) {
 	t.Parallel()
+	stacktest.OnlyWith(t, "it starts servers several times", "slow")
 	var r struct {
 		Transports map[string]map[string]float64 `json:"transports"`
 		RateRatio  float64                       `json:"rate_ratio"`

@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/lab/bench"
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // The costs of more change streams at one rate: as slots of one outbox, and as watchers of as many outboxes.
 func TestGrowthOfStreams(t *testing.T) {
 	t.Parallel()
+	stacktest.OnlyWith(t, "it starts servers several times", "slow")
 	var r bench.GrowthResult
 	runBench(t, &r, "--growth", "1,2", "--events", "300", "--seconds", "1", "--runs", "1")
 	if len(r.Steps) != 4 || r.Rate != bench.DefaultGrowthRate || r.Runs != 1 {

@@ -5,12 +5,15 @@ package bench
 import (
 	"strings"
 	"testing"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 )
 
 // TestBenchObservedCommand drains pairs at a small size, and decodes the JSON object like a user. It checks the
 // counters of observers: each observed drain has had responses of the page, its live stream and /metrics.
 func TestBenchObservedCommand(t *testing.T) {
 	t.Parallel()
+	stacktest.OnlyWith(t, "it starts servers several times", "slow")
 	var r struct {
 		Alone      float64            `json:"alone_eps"`
 		Observed   float64            `json:"observed_eps"`

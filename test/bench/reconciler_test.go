@@ -2,12 +2,17 @@
 
 package bench
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+)
 
 // TestBenchReconcilerCommand runs all measurements outside of the stream at a small size, and decodes the JSON
 // object like a user.
 func TestBenchReconcilerCommand(t *testing.T) {
 	t.Parallel()
+	stacktest.OnlyWith(t, "it starts servers several times", "slow")
 	var r map[string]any
 	runBench(t, &r, "--reconciler", "--events", "600", "--runs", "1")
 	for _, name := range []string{

@@ -83,6 +83,7 @@ func buildReadme(t *testing.T, oldNew ...string) (service, consumer string) {
 // exist yet. The handler packs each order once. The events do not affect the result of dev.
 func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	t.Parallel()
+	stacktest.OnlyWith(t, "it compiles each program of the documents", "slow")
 	stacktest.LockMachine(t)
 	binary := kit.Binary(t)
 	noServers := []string{devstack.EnvMongoDB + "=", devstack.EnvKafka + "="}

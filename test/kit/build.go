@@ -26,12 +26,16 @@ var (
 // Tests that need many seconds of both cores pass this flag to stacktest.OnlyWith, so that the others end in ten minutes.
 var _ = flag.Bool("slow", false, "run the slow tests as well, as .ci/run does")
 
-// Main runs the tests of a package and removes the program that they built. Six tests run in parallel,
-// because they mostly wait for leases to expire. Packages that call Main do not run at the same time.
-// Main fails if goroutines are left.
+// Main is MainBeside for a package that keeps both cores busy: such packages do not run at the same time.
 func Main(m *testing.M) {
-	stacktest.Wide(6)
 	stacktest.Alone()
+	MainBeside(m)
+}
+
+// MainBeside runs the tests of a package and removes the program that they built. Six tests run in parallel,
+// because they mostly wait for leases to expire. It fails if goroutines are left.
+func MainBeside(m *testing.M) {
+	stacktest.Wide(6)
 	// A proxy that is closed while it passes data on leaves a goroutine of its library.
 	ofProxy := goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe")
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), ofProxy, goleak.Cleanup(func(code int) {

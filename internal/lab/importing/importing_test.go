@@ -137,6 +137,7 @@ func (f *fixture) readEnvelope(id any) (envelope.View, bson.Raw) {
 		}
 		return v, stored
 	}
+
 	if err != nil {
 		f.t.Fatalf("envelope %v: %v", id, err)
 	}

@@ -244,6 +244,7 @@ func TestACountDoesNotHoldAReader(t *testing.T) {
 		<-release
 		return problems.Oplog{}, nil
 	}
+
 	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Oplog: oplog})
 	if _, err := k.Overview(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("the reader that went away got %v", err)

@@ -29,7 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(6)
+	stacktest.Wide(8)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
@@ -180,6 +180,7 @@ func (b *bundle) enterWaiting(id, pos string, set func(e *waiting.Entry)) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	e := waiting.Entry{
 		Watcher: "default", NS: b.db.Name() + ".outbox", Raw: raw, Key: "0", Slot: waiting.SlotOf(raw), Pos: pos,
 		Reason: waiting.Parked, Origin: waiting.OriginStream,

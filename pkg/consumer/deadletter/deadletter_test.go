@@ -334,6 +334,7 @@ func TestTheArchiveExpires(t *testing.T) {
 	large := newLetter(1, "h", "A")
 	large.Value = make([]byte, 13<<20)
 	g.bury(large)
+
 	if n, err := g.Discard(t.Context(), deadletter.Query{All: true}, deadletter.DiscardOptions{Archive: time.Minute}); n != 1 || err != nil {
 		t.Fatalf("discarded %d (%v), want 1", n, err)
 	}
@@ -344,6 +345,7 @@ func TestTheArchiveExpires(t *testing.T) {
 	if got, err := g.Get(t.Context(), large.ID); err != nil || len(got.Value) != len(large.Value) {
 		t.Errorf("the letter in the archive has %d bytes (%v)", len(got.Value), err)
 	}
+
 	specs, err := coll.Indexes().ListSpecifications(t.Context())
 	if err != nil || !slices.ContainsFunc(specs, func(spec mongo.IndexSpecification) bool {
 		return spec.Name == "expireAt_1" && spec.ExpireAfterSeconds != nil && *spec.ExpireAfterSeconds == 0
