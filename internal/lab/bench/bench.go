@@ -301,20 +301,20 @@ func (b *bench) newStateDB(name string) string {
 
 // samples are the figures of all runs.
 type samples struct {
-	raw, produce, both, drain    []float64
-	cpu, peak, allocs, mongodCPU []float64
-	rawCPU, rawMongodCPU         []float64
-	foreignDrain                 []drained
-	early, end                   []float64
-	otherCPU                     map[string][]float64
-	rawP50, rawP99, p50, p99, p3 map[int][]float64
+	raw, produce, both, drain                      []float64
+	cpu, peak, allocs, mongodCPU                   []float64
+	rawCPU, rawMongodCPU                           []float64
+	foreignDrain                                   []drained
+	early, end                                     []float64
+	otherCPU                                       map[string][]float64
+	rawP50, rawP99, bothP50, bothP99, p50, p99, p3 map[int][]float64
 }
 
 // measureAll runs all measurements of [Run].
 func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	measured := &samples{
 		otherCPU: map[string][]float64{},
-		rawP50:   map[int][]float64{}, rawP99: map[int][]float64{},
+		rawP50:   map[int][]float64{}, rawP99: map[int][]float64{}, bothP50: map[int][]float64{}, bothP99: map[int][]float64{},
 		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
 	}
 
@@ -452,49 +452,4 @@ func (b *bench) measureForeignDrain(ctx context.Context, run int, samples *sampl
 	b.logProgress("run %d of %d: %-11s %8.0f/s  CPU of others %.1f %%  %.2f CPU-s per million  %.1f MB  %.2f CPU-s per million in MongoDB",
 		run, b.Runs, "foreign", drained.eps, drained.otherCPU, drained.cpuPerMillion, drained.peak, drained.mongodPerMillion)
 	return nil
-}
-
-// measureLatency measures the latency at each rate: first of the bare stream, then of the relay. It never
-// measures both concurrently, because a second stream would double the cost on the server.
-func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, samples *samples) error {
-	if len(b.Rates) == 0 {
-		return nil
-	}
-
-	for _, rate := range b.Rates {
-		raw, err := b.rawLatency(ctx, coll, rate)
-		if err != nil {
-			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
-		}
-
-		samples.rawP50[rate], samples.rawP99[rate] = append(samples.rawP50[rate], raw.p50), append(samples.rawP99[rate], raw.p99)
-		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
-			samples.otherCPU[name] = append(samples.otherCPU[name], raw.otherCPU)
-		}
-		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%",
-			run, b.Runs, rate, raw.p50, raw.p99, raw.otherCPU)
-	}
-
-	// One relay serves all rates, because its start would take longer than a measurement.
-	tailing, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
-	if err != nil {
-		return fmt.Errorf("latency: %w", err)
-	}
-	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), tailing.topic)
-	for _, rate := range b.Rates {
-		latencies, err := b.relayLatency(ctx, coll, tailing, rate)
-		if err != nil {
-			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), tailing.stopAll())
-		}
-
-		samples.p50[rate] = append(samples.p50[rate], latencies.p50)
-		samples.p99[rate] = append(samples.p99[rate], latencies.p99)
-		samples.p3[rate] = append(samples.p3[rate], latencies.p999)
-		if name := fmt.Sprintf("latency_%d", rate); latencies.known {
-			samples.otherCPU[name] = append(samples.otherCPU[name], latencies.otherCPU)
-		}
-		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  CPU of others %.1f %%",
-			run, b.Runs, rate, latencies.p50, latencies.p99, latencies.p999, latencies.otherCPU)
-	}
-	return tailing.stopAll()
 }

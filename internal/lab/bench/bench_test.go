@@ -151,7 +151,7 @@ func TestResultNames(t *testing.T) {
 
 	for _, name := range []string{
 		"raw_stream_eps", "raw_produce_eps", "both_eps", "drain_eps", "drain_ratio", "other_cpu_pct", "cpu_s_per_million",
-		"raw_cpu_s_per_million", "cpu_ratio", "mongod_cpu_ratio", "peak_rss_mb", "allocs_per_event", "latency", "rate", "raw_p50_ms", "raw_p99_ms", "p50_ms", "p99_ms", "p999_ms",
+		"raw_cpu_s_per_million", "cpu_ratio", "mongod_cpu_ratio", "peak_rss_mb", "allocs_per_event", "latency", "rate", "raw_p50_ms", "raw_p99_ms", "both_p50_ms", "both_p99_ms", "p50_ms", "p99_ms", "p999_ms",
 	} {
 		if !strings.Contains(string(text), `"`+name+`":`) {
 			t.Errorf("%s is missing from %s", name, text)

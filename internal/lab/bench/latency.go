@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	kafka "github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
@@ -164,13 +165,42 @@ func (b *bench) reserveNumbers(n int) (from int) {
 
 // rawLatency measures inserts at a fixed rate while only a bare change stream reads.
 func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (latencies, error) {
-	var latencies latencies
 	n := int(b.Duration.Seconds() * float64(rate))
 	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
-		return latencies, err
+		return latencies{}, err
 	}
+	return b.streamLatency(ctx, coll, rate, shots, func(number int, _ []byte) error {
+		shots.recordArrival(number, time.Now())
+		return nil
+	})
+}
 
+// bothLatency measures inserts at a fixed rate while a bare change stream reads, whose reader sends each event to the topic at once and
+// waits for Kafka's acknowledgement.
+func (b *bench) bothLatency(ctx context.Context, coll *mongo.Collection, tailing *tailing, rate int) (latencies, error) {
+	n := int(b.Duration.Seconds() * float64(rate))
+	shots, err := newShots(b.reserveNumbers(n), n, b.Payload)
+	if err != nil {
+		return latencies{}, err
+	}
+	tailing.shots.Store(shots)
+
+	return b.streamLatency(ctx, coll, rate, shots, func(number int, payload []byte) error {
+		key := kafka.NewBytes([]byte(orderingKey(number)))
+		record := kafka.Record{Key: key, Value: kafka.NewBytes(payload)}
+		_, err := b.cluster.client.Produce(ctx, &kafka.ProduceRequest{
+			Topic: tailing.topic, Partition: number % partitions, RequiredAcks: kafka.RequireAll, Records: kafka.NewRecordReader(record),
+		})
+		return err
+	})
+}
+
+// streamLatency inserts the shots at a fixed rate. It calls take for each event of a bare change stream.
+func (b *bench) streamLatency(
+	ctx context.Context, coll *mongo.Collection, rate int, shots *shots, take func(number int, payload []byte) error,
+) (latencies, error) {
+	var latencies latencies
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -186,7 +216,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	var failure atomic.Pointer[error]
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		if err := shots.readStream(ctx, cs); err != nil && ctx.Err() == nil {
+		if err := readStream(ctx, cs, take); err != nil && ctx.Err() == nil {
 			failure.Store(&err)
 		}
 	})
@@ -211,8 +241,8 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	return latencies, err
 }
 
-// readStream records the arrivals at a bare change stream.
-func (s *shots) readStream(ctx context.Context, cs *mongo.ChangeStream) error {
+// readStream calls take for each event of a change stream.
+func readStream(ctx context.Context, cs *mongo.ChangeStream, take func(number int, payload []byte) error) error {
 	defer cs.Close(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
 		if !cs.TryNext(ctx) {
@@ -222,10 +252,13 @@ func (s *shots) readStream(ctx context.Context, cs *mongo.ChangeStream) error {
 			continue
 		}
 
-		now := time.Now()
-		if payload, ok := insertPayload(cs.Current); ok {
-			if n, ok := eventNumber(payload); ok {
-				s.recordArrival(n, now)
+		payload, ok := insertPayload(cs.Current)
+		if !ok {
+			continue
+		}
+		if number, ok := eventNumber(payload); ok {
+			if err := take(number, payload); err != nil {
+				return err
 			}
 		}
 	}
@@ -346,4 +379,64 @@ func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, tailin
 	histogram := shots.delayHistogram()
 	latencies.p50, latencies.p99, latencies.p999 = quantileMS(histogram, 50), quantileMS(histogram, 99), quantileMS(histogram, 99.9)
 	return latencies, nil
+}
+
+// measureLatency measures the latency at each rate: of the bare stream, then of the relay, then of the bare stream with a bare producer. It
+// never measures two of them concurrently, because a second stream would double the cost on the server.
+func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, samples *samples) error {
+	if len(b.Rates) == 0 {
+		return nil
+	}
+
+	for _, rate := range b.Rates {
+		raw, err := b.rawLatency(ctx, coll, rate)
+		if err != nil {
+			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
+		}
+
+		samples.rawP50[rate], samples.rawP99[rate] = append(samples.rawP50[rate], raw.p50), append(samples.rawP99[rate], raw.p99)
+		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
+			samples.otherCPU[name] = append(samples.otherCPU[name], raw.otherCPU)
+		}
+		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%",
+			run, b.Runs, rate, raw.p50, raw.p99, raw.otherCPU)
+	}
+
+	// One relay serves all rates, because its start would take longer than a measurement.
+	tailing, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
+	if err != nil {
+		return fmt.Errorf("latency: %w", err)
+	}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), tailing.topic)
+	for _, rate := range b.Rates {
+		latencies, err := b.relayLatency(ctx, coll, tailing, rate)
+		if err != nil {
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), tailing.stopAll())
+		}
+
+		samples.p50[rate] = append(samples.p50[rate], latencies.p50)
+		samples.p99[rate] = append(samples.p99[rate], latencies.p99)
+		samples.p3[rate] = append(samples.p3[rate], latencies.p999)
+		if name := fmt.Sprintf("latency_%d", rate); latencies.known {
+			samples.otherCPU[name] = append(samples.otherCPU[name], latencies.otherCPU)
+		}
+		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  CPU of others %.1f %%",
+			run, b.Runs, rate, latencies.p50, latencies.p99, latencies.p999, latencies.otherCPU)
+	}
+
+	// The consumer and the broker are warm now.
+	defer tailing.consumer.stopReading()
+	if err := tailing.relay.stopProcess(); err != nil {
+		return err
+	}
+	for _, rate := range b.Rates {
+		both, err := b.bothLatency(ctx, coll, tailing, rate)
+		if err != nil {
+			return fmt.Errorf("latency of both at %d/s: %w", rate, err)
+		}
+		samples.bothP50[rate], samples.bothP99[rate] = append(samples.bothP50[rate], both.p50), append(samples.bothP99[rate], both.p99)
+		b.logProgress("run %d of %d: both at %d/s  p50 %.2f ms  p99 %.2f ms  CPU of others %.1f %%",
+			run, b.Runs, rate, both.p50, both.p99, both.otherCPU)
+	}
+	return nil
 }
