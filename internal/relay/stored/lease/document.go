@@ -45,7 +45,7 @@ type Document struct {
 	Gap          *Gap           `bson:"gap,omitempty"`
 	Passed       []Passed       `bson:"passed,omitempty"`    // delivered by other slots before a reslice (N28)
 	Swept        *Swept         `bson:"swept,omitempty"`     // by the latest sweep, which is complete
-	Incidents    []Incident     `bson:"incidents,omitempty"` // until an operator acknowledges it; at most mostIncidents
+	Incidents    []Incident     `bson:"incidents,omitempty"` // until an operator acknowledges it; at most mostIncidents of each kind
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Control      Control        `bson:"control,omitempty"`
 	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
@@ -180,7 +180,7 @@ type LostHistory struct {
 	Repeats int64          `bson:"repeats"` // as of [Gap]
 }
 
-// mostIncidents bounds the records of a document. The newest are kept.
+// mostIncidents bounds the incidents of one kind in a document. The newest are kept.
 const mostIncidents = 20
 
 // SweepStart returns where a requested sweep from the time ordered must start. No undelivered event may

@@ -294,6 +294,36 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	}
 }
 
+// Many drops leave the lost history in the document, and a repeated write adds an incident once.
+func TestIncidentsAreBoundedByKind(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+	save := func(incident Incident) {
+		t.Helper()
+		if err := h.Save(t.Context(), Update{Incident: &incident}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	lost := Incident{ID: bson.NewObjectID(), Lost: &LostHistory{Reason: "286"}}
+	save(lost)
+	for n := range int64(mostIncidents + 5) {
+		dropped := Incident{ID: bson.NewObjectID(), Discarded: &Discarded{NS: "shop.outbox", Events: n}}
+		save(dropped)
+		save(dropped)
+	}
+
+	got := readStored(t, coll).Incidents
+	if len(got) != mostIncidents+1 || got[0].ID != lost.ID || got[1].Discarded.Events != 5 || got[mostIncidents].Discarded.Events != mostIncidents+4 {
+		t.Errorf("incidents: got %+v, want the lost history and the newest %d drops", got, mostIncidents)
+	}
+	save(lost)
+	if got := readStored(t, coll).Incidents; len(got) != mostIncidents+1 || got[mostIncidents].ID != lost.ID {
+		t.Errorf("incidents after a repeated write: %+v", got)
+	}
+}
+
 // TestN22_AnOrderOutlivesTheSweepUnderWay checks that the owner's writes about its own sweep do not replace a
 // sweep that an operator ordered during it, and that both ranges are swept.
 func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {

@@ -136,14 +136,24 @@ func (u *Update) setFields() bson.D {
 		add("gap", op("$cond", ownGap, mongodb.Literal(*u.Gap), op("$mergeObjects", "$gap", earlier)))
 	}
 	if u.Incident != nil {
-		// A repeated write must not add it twice.
-		others := bson.D{{Key: "$filter", Value: bson.D{
-			{Key: "input", Value: mongodb.IfNull("$incidents", bson.A{})},
-			{Key: "cond", Value: op("$ne", "$$this.id", u.Incident.ID)},
-		}}}
-		add("incidents", op("$slice", op("$concatArrays", others, bson.A{mongodb.Literal(*u.Incident)}), -mostIncidents))
+		add("incidents", u.Incident.appendTo("$incidents"))
 	}
 	return set
+}
+
+// appendTo returns the expression of a list with the incident at its end. Each kind has its own bound, so that the drops of many
+// collections do not replace lost history.
+func (i *Incident) appendTo(list string) bson.D {
+	filter := func(condition bson.D) bson.D {
+		return bson.D{{Key: "$filter", Value: bson.D{{Key: "input", Value: mongodb.IfNull(list, bson.A{})}, {Key: "cond", Value: condition}}}}
+	}
+	isLost := op("$ne", op("$type", "$$this.lost"), "missing")
+	isSameKind := op("$eq", isLost, i.Lost != nil)
+
+	// A repeated write must not add it twice.
+	same := filter(op("$and", isSameKind, op("$ne", "$$this.id", i.ID)))
+	newest := op("$slice", op("$concatArrays", same, bson.A{mongodb.Literal(*i)}), -mostIncidents)
+	return op("$concatArrays", filter(op("$not", isSameKind)), newest)
 }
 
 // Release saves the checkpoint of source and releases the lease. A standby takes over within
