@@ -80,6 +80,9 @@ const (
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
 
+	CodeSnapshotTooOld      = 239
+	CodeSnapshotUnavailable = 246
+
 	codeNoQueryExecutionPlans  = 291
 	codeAPIStrict              = 323
 	codeCollectionUUIDMismatch = 361

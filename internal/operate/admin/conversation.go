@@ -81,11 +81,9 @@ func (o Operator) Conversation(ctx context.Context, query ConversationQuery) (Co
 		return out, err
 	}
 
-	// Without a position, the zero position makes every envelope recent.
-	position, _ := o.lowestPosition(ctx)
 	search := conversationSearch{
 		op: o, query: query, since: out.Since, limit: pageSize(query.Limit), places: map[string]int{},
-		settled: settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())},
+		settled: o.readSettled(ctx),
 	}
 	if search.ids, err = parseIDValues(query.ID); err != nil {
 		return out, err
@@ -224,8 +222,12 @@ func (s *conversationSearch) findInOutboxes(ctx context.Context, names []string)
 				return err
 			}
 			s.more = s.more || len(docs) > s.limit
-			for _, raw := range docs[:min(len(docs), s.limit)] {
-				s.addEnvelope(s.settled.describeEnvelope(ns, s.op.Mapping.ToContract(raw)))
+			found, err := s.settled.describeStored(ctx, ns, docs[:min(len(docs), s.limit)])
+			if err != nil {
+				return err
+			}
+			for i := range found {
+				s.addEnvelope(found[i])
 			}
 		}
 	}

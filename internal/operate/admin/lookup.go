@@ -83,9 +83,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	}
 	out.Since = since
 
-	// Without a position, the zero position makes every envelope recent.
-	position, _ := o.lowestPosition(ctx)
-	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
+	settled := o.readSettled(ctx)
 	// What waits is read before the outboxes, so an envelope that is sent in between does not look delivered before it is.
 	waitingFilter := WaitingFilter{Collection: query.Collection, Key: query.Key, IDs: optionalID(query.ID)}
 	waitQuery, err := o.Waiting().toQuery(ctx, waitingFilter)
@@ -102,12 +100,8 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 		return out, err
 	}
 
-	found, err := o.findInOutboxes(ctx, names, filters, limit)
-	if err != nil {
+	if out.Envelopes, err = o.findInOutboxes(ctx, settled, names, filters, limit); err != nil {
 		return out, err
-	}
-	for _, d := range found {
-		out.Envelopes = append(out.Envelopes, settled.describeEnvelope(d.ns, o.Mapping.ToContract(d.raw)))
 	}
 	for _, list := range [][]waiting.Document{waits, claimed} {
 		for i := range list {
@@ -143,16 +137,12 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	return out, err
 }
 
-// foundDocument is a document of an outbox.
-type foundDocument struct {
-	ns  string
-	raw bson.Raw
-}
-
-// findInOutboxes returns the documents of the outboxes that one of the filters selects, up to one more than limit for each filter and
+// findInOutboxes returns the envelopes of the outboxes that one of the filters selects, up to one more than limit for each filter and
 // outbox.
-func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []mongo.Pipeline, limit int) ([]foundDocument, error) {
-	byOutbox := make([][]foundDocument, len(names))
+func (o Operator) findInOutboxes(
+	ctx context.Context, settled settledUpTo, names []string, filters []mongo.Pipeline, limit int,
+) ([]FoundEnvelope, error) {
+	byOutbox := make([][]FoundEnvelope, len(names))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(maxConcurrentLookups)
 
@@ -160,6 +150,7 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 		group.Go(func() error {
 			// The filters overlap: an id may contain the time of a stamp.
 			seen := map[string]bool{}
+			var stored []bson.Raw
 			for _, f := range filters {
 				// One envelope above the limit shows that there are more.
 				docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
@@ -170,18 +161,21 @@ func (o Operator) findInOutboxes(ctx context.Context, names []string, filters []
 					id := mongodb.ValueKey(raw.Lookup("_id"))
 					if !seen[id] {
 						seen[id] = true
-						byOutbox[i] = append(byOutbox[i], foundDocument{ns, raw})
+						stored = append(stored, raw)
 					}
 				}
 			}
-			return nil
+
+			var err error
+			byOutbox[i], err = settled.describeStored(ctx, ns, stored)
+			return err
 		})
 	}
 
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return slices.Concat(byOutbox...), nil
+	return append([]FoundEnvelope{}, slices.Concat(byOutbox...)...), nil
 }
 
 // findClaimed returns the scheduled envelopes that the owners send at present and that match the filter.
@@ -297,13 +291,6 @@ func (o Operator) findEnvelopes(ctx context.Context, ns string, filter mongo.Pip
 	}
 	outbox := mongodb.Majority(outboxes.CollectionOf(o.State.Client(), ns))
 	return mongodb.AggregateAll[bson.Raw](ctx, outbox, "finding envelopes in "+ns, newest, options.Aggregate().SetAllowDiskUse(true))
-}
-
-// settledUpTo is the position that the watcher has passed, and the margin between a timestamp and
-// its commit.
-type settledUpTo struct {
-	position bson.Timestamp
-	margin   time.Duration
 }
 
 // storedEnvelope is an envelope as it is stored.

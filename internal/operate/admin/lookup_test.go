@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -86,5 +87,54 @@ func TestACanceledEventIsLookedUp(t *testing.T) {
 		if found, err := f.op.Lookup(t.Context(), admin.LookupQuery{Text: id}); err != nil || found.Canceled != nil {
 			t.Errorf("%s: %+v, %v", id, found.Canceled, err)
 		}
+	}
+}
+
+// The stamp of an event precedes its commit by up to the life of a transaction. The outbox as of the position shows whether the watcher has
+// passed a recent event.
+func TestAnEventBeforeThePositionIsDelivered(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	setPosition := func(at bson.Timestamp) {
+		t.Helper()
+		change := bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: at}}}}
+		if _, err := f.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, change); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stateOf := func(id string) string {
+		t.Helper()
+		found, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: id})
+		conversation, errTree := f.op.Conversation(t.Context(), admin.ConversationQuery{ID: id})
+		if err != nil || errTree != nil || len(found.Envelopes) != 1 || len(conversation.Events) != 1 {
+			t.Fatalf("lookup of %s: %+v, %v; its conversation: %+v, %v", id, found, err, conversation, errTree)
+		}
+		if other := conversation.Events[0].State; other != found.Envelopes[0].State {
+			t.Errorf("%s is %s in its conversation, and %s alone", id, other, found.Envelopes[0].State)
+		}
+		return found.Envelopes[0].State
+	}
+
+	// The next write has at least the time of the position, of which the watcher may have sent nothing.
+	stamped := append(letterOf("passed", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Unix()), I: 1}})
+	mustInsert(t, f.a, stamped)
+	mustInsert(t, f.a, letterOf("unstamped", planted))
+	position, err := mongodb.SettledTime(t.Context(), f.a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	position.I++
+	mustInsert(t, f.a, letterOf("later", planted))
+	setPosition(position)
+	for id, want := range map[string]string{"passed": "delivered", "unstamped": "delivered", "later": "appended"} {
+		if got := stateOf(id); got != want {
+			t.Errorf("%s is %s, want %s", id, got, want)
+		}
+	}
+
+	// The server keeps snapshots of some minutes.
+	setPosition(bson.Timestamp{T: position.T - 3600})
+	if got := stateOf("passed"); got != "appended" {
+		t.Errorf("an event after a position of an hour ago is %s", got)
 	}
 }
