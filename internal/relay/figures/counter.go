@@ -40,6 +40,7 @@ const (
 	maxConcurrent = 4                // collections that are counted at the same time
 	maxTopics     = 1000             // topics in the figures
 	maxRetries    = 100              // handlers that fail in the figures
+	maxScheduled  = 1000             // outboxes with their scheduled envelopes in the figures
 	indexesEvery  = 5 * time.Minute  // interval at which indexes are compared with the wanted ones
 )
 
@@ -49,7 +50,7 @@ type Counter struct {
 	State          state.Database
 	Watcher        string
 	HandlerLetters []string // names of the collections with dead letters of handlers
-	// ConsumerDatabases are databases of services that have no outbox of the watcher.
+	// ConsumerDatabases are databases of services, also without an outbox of the watcher.
 	ConsumerDatabases []string
 
 	Now     func() time.Time                                      // of the server
@@ -231,7 +232,13 @@ func (r *round) countScheduled(ctx context.Context) error {
 		}
 		r.scheduled[ns] = one
 		r.found.Counts.Scheduled += one.N
+		if one.N > 0 {
+			r.found.Scheduled = append(r.found.Scheduled, ScheduledCount{ns, one.N})
+		}
 	}
+
+	slices.SortStableFunc(r.found.Scheduled, func(a, b ScheduledCount) int { return cmp.Compare(b.N, a.N) })
+	r.found.Scheduled = r.found.Scheduled[:min(len(r.found.Scheduled), maxScheduled)]
 	return nil
 }
 

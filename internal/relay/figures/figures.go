@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -66,6 +67,7 @@ type Figures struct {
 	Counts     Counts             // sums
 	Topics     []waiting.Topic    // waiting envelopes by topic, at most 1,000; the topic with the oldest one comes first
 	Letters    problems.Letters   // dead letters
+	Scheduled  []ScheduledCount   // of outboxes that have scheduled envelopes, at most 1,000, the most of them first
 	Retries    []problems.Retry   // handlers that fail, at most 100, the one that fails for the longest time first
 	Oplog      problems.Oplog     // zero if unknown
 	Unreadable []outboxes.Finding // watched names whose events are not delivered, or may get lost
@@ -74,6 +76,22 @@ type Figures struct {
 	// Outboxes and Handlers are for the metrics of the process that has counted. They are not stored.
 	Outboxes []metrics.Collection     `bson:"-"`
 	Handlers []metrics.HandlerLetters `bson:"-"`
+}
+
+// ScheduledCount is the number of the scheduled envelopes of an outbox.
+type ScheduledCount struct {
+	NS string
+	N  int64
+}
+
+// CountScheduledOf returns how many scheduled envelopes had the outbox coll of db, or all outboxes of db if coll is "".
+func (f *Figures) CountScheduledOf(db, coll string) (total int64) {
+	for _, counted := range f.Scheduled {
+		if ofDB, ofColl, _ := strings.Cut(counted.NS, "."); ofDB == db && (coll == "" || ofColl == coll) {
+			total += counted.N
+		}
+	}
+	return total
 }
 
 // AddTo adds copies of the figures to the facts about a watcher.

@@ -131,8 +131,8 @@ func (l *list) addIncidents(slot *SlotStatus) {
 		if discarded := incident.Discarded; discarded != nil {
 			l.addProblem(Problem{
 				Kind: EventsDiscarded, Severity: Warn, Watcher: slot.Name, Object: discarded.NS, Title: "Waiting events of " + discarded.NS + " were discarded",
-				Since: &incident.At, Count: discarded.Events, Unit: "events were discarded", Acknowledge: incident.ID,
-				Detail: discarded.NS + " was dropped while events waited or were scheduled; on_drop is discard",
+				Since: &incident.At, Count: discarded.Events + discarded.Scheduled, Unit: "events were discarded", Acknowledge: incident.ID,
+				Detail: fmt.Sprintf("%s was dropped: %d waited, and %d were scheduled in it when they were counted last", discarded.NS, discarded.Events, discarded.Scheduled),
 				Fix: "if the drop was a mistake, restore " + discarded.NS + " from a backup: outrelay sends every restored event, also those sent before; " +
 					"on_drop: keep sends waiting events in spite of a drop; then run outrelay problems acknowledge " + incident.ID,
 			})

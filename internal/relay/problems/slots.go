@@ -82,10 +82,12 @@ type Incident struct {
 	Discarded *Discarded   `json:"discarded,omitempty"`
 }
 
-// Discarded counts the waiting and scheduled events that the owner removed because their collection was dropped.
+// Discarded counts the events that are not sent because their collection was dropped. Events waited or were claimed, and the owner has removed
+// them.
 type Discarded struct {
-	NS     string `json:"ns"` // the collection, or the database if all of it was dropped
-	Events int64  `json:"events"`
+	NS        string `json:"ns"` // the collection, or the database if all of it was dropped
+	Events    int64  `json:"events"`
+	Scheduled int64  `json:"scheduled"` // further ones, which were in the collection at the last count before the drop
 }
 
 // LostHistory is a range of the change stream that MongoDB had discarded before the owner read it. The owner has sent the events of the

@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,8 +13,10 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/problems"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // TestADroppedCollectionIsFollowed: after a drop, the same owner delivers the envelopes of the next collection of that
@@ -193,6 +196,42 @@ func TestN19_ClaimedEnvelopesGoWithTheirCollection(t *testing.T) {
 			})
 			if n := b.countWaiting(bson.D{}); n > 0 {
 				t.Errorf("%d wait", n)
+			}
+		})
+	}
+}
+
+// Scheduled events are in the outbox itself, so a drop takes them away. The problem has their number, also if waiting events are kept, and
+// each of two slots gets the event of the drop.
+func TestScheduledEventsOfADroppedOutboxAreAProblem(t *testing.T) {
+	t.Parallel()
+	for _, set := range [][]string{nil, {"on_drop=keep"}, {"slots=2"}} {
+		t.Run(fmt.Sprint(set), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.start(set...)
+			b.append(1)
+			b.append(3, event.WithDueAt(time.Now().Add(time.Hour)))
+			op := admin.New(admin.Operator{State: b.state, Watcher: "default"})
+			stacktest.Eventually(t, "the scheduled events are counted", func() bool {
+				stored, err := figures.Read(t.Context(), b.state, "default")
+				return err == nil && stored.Figures.CountScheduledOf(b.db.Name(), "outbox") == 3
+			})
+
+			if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			// The relay handles the drop before the next event.
+			b.append(1)
+			b.consume(2)
+			var found []problems.Problem
+			stacktest.Eventually(t, "the drop is a problem", func() bool {
+				view, err := op.Overview(t.Context())
+				found = slices.DeleteFunc(view.Problems, func(problem problems.Problem) bool { return problem.Kind != problems.EventsDiscarded })
+				return err == nil && len(found) > 0
+			})
+			if len(found) != 1 || found[0].Object != b.db.Name()+".outbox" || found[0].Count != 3 || !strings.Contains(found[0].Detail, "3 were scheduled") {
+				t.Errorf("%+v", found)
 			}
 		})
 	}

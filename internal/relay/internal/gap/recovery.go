@@ -84,9 +84,11 @@ type Recovery struct {
 	Closed     func(end resume.Position)      // called when the document contains the end of the gap
 	Lost       func(lost notices.LostHistory) // called when lost history is swept. It must not block. Nil: not called
 	Slot       string                         // of the watcher, for Lost
-	// Discard removes what waits of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
+	// Discard removes the waiting events of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
 	// the number of removed envelopes, also with an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)
+	// CountScheduled returns how many scheduled events such outboxes had at the last count. One slot of a watcher reports them.
+	CountScheduled func(ctx context.Context, db, coll string) (int64, error)
 
 	reopenedAt resume.Position // where the stream was last reopened by time
 	lastEnd    bson.Timestamp  // of the previous gap

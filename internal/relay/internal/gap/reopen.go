@@ -89,7 +89,7 @@ func (r *Recovery) resumeAfterInvalidate(
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
-// renamed collection. What waits of a dropped collection is removed if it is configured so.
+// renamed collection. The waiting events of a dropped collection are removed if it is configured so.
 func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	from := r.Scope.Matches(ev.DB, ev.Coll)
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
@@ -111,9 +111,9 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	case ev.Op == changes.Rename && (from || to):
 		return r.handleRename(ctx, ev, from, to)
 	case ev.Op == changes.DropDatabase:
-		return r.discardWaiting(ctx, ev)
+		return r.handleDrop(ctx, ev)
 	case ev.Op == changes.Drop && from:
-		if err := r.discardWaiting(ctx, ev); err != nil {
+		if err := r.handleDrop(ctx, ev); err != nil {
 			return err
 		}
 		return r.Collections.ForgetCollection(ctx, ev)
@@ -125,44 +125,62 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 // are sent all the same.
 const dropDrain = 2 * time.Second
 
-// discardWaiting removes what waits of a dropped collection or database. An event that another term stored after the drop, of a later
-// collection of the name, has a later position and stays.
-func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) error {
-	if r.Config.OnDrop == "keep" {
-		return nil
-	}
+// handleDrop removes the waiting events of a dropped collection or database, and reports it with the scheduled events, which were in the collection
+// itself. An event that another term stored after the drop, of a later collection of the name, has a later position and stays.
+func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
 	defer r.Calls.KeepTicking(ctx, tickEvery)()
+	db, coll := string(ev.DB), string(ev.Coll)
+
+	var scheduled int64
+	err := r.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		scheduled, err = r.CountScheduled(ctx, db, coll)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	waiting, err := r.discardWaiting(ctx, ev)
+	if waiting+scheduled == 0 {
+		return err
+	}
+
+	r.Log.Warn("events of a dropped collection are not sent", "db", db, "collection", coll, "waiting", waiting, "scheduled", scheduled,
+		"fix", "on_drop: keep sends the waiting events; only a backup has the scheduled ones")
+	r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
+		{Key: "db", Value: db},
+		{Key: "collection", Value: coll},
+		{Key: "count", Value: waiting},
+		{Key: "scheduled", Value: scheduled},
+	})
+
+	object := db
+	if coll != "" {
+		object += "." + coll
+	}
+	incident := lease.Incident{ID: bson.NewObjectID(), At: r.Now(), Discarded: &lease.Discarded{NS: object, Events: waiting, Scheduled: scheduled}}
+	saved := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) })
+	return cmp.Or(err, saved)
+}
+
+// discardWaiting removes the waiting events of a dropped collection or database, unless it is configured to stay. It returns the number of removed
+// events, also with an error.
+func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) (total int64, err error) {
+	if r.Config.OnDrop == "keep" {
+		return 0, nil
+	}
 
 	// The events before the drop are still on their way, and some of them may have to wait.
 	drain, cancel := context.WithTimeout(ctx, dropDrain)
 	_ = r.Dispatcher.Drain(drain)
 	cancel()
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
 
-	var total int64
-	db, coll := string(ev.DB), string(ev.Coll)
-	err := r.Calls.RetryFenced(ctx, func() error {
-		n, err := r.Discard(ctx, db, coll, string(ev.Data))
+	err = r.Calls.RetryFenced(ctx, func() error {
+		n, err := r.Discard(ctx, string(ev.DB), string(ev.Coll), string(ev.Data))
 		total += n
 		return err
 	})
-	if total > 0 {
-		object := db
-		if coll != "" {
-			object += "." + coll
-		}
-		r.Log.Warn("removed the waiting events of a dropped collection", "db", db, "collection", coll, "count", total,
-			"fix", "on_drop: keep delivers them all the same")
-		r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
-			{Key: "db", Value: db},
-			{Key: "collection", Value: coll},
-			{Key: "count", Value: total},
-		})
-		incident := lease.Incident{ID: bson.NewObjectID(), At: r.Now(), Discarded: &lease.Discarded{NS: object, Events: total}}
-		saved := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) })
-		err = cmp.Or(err, saved)
-	}
-	return err
+	return total, err
 }

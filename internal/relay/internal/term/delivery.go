@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/changes"
+	"github.com/outrelay/outrelay/internal/relay/figures"
 	"github.com/outrelay/outrelay/internal/relay/internal/gap"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
@@ -22,6 +23,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/state"
 	"github.com/outrelay/outrelay/internal/relay/stored/sweep"
 )
 
@@ -102,6 +104,14 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 			}
 			stored, err := sides.sender.Discard(ctx, t.held, db, coll, before)
 			return claimed + stored, err
+		},
+		CountScheduled: func(ctx context.Context, db, coll string) (int64, error) {
+			// Each slot gets the event of the drop, and the count is of all slots.
+			if t.slot.Slot.I > 0 {
+				return 0, nil
+			}
+			stored, err := figures.Read(ctx, state.Open(t.slot.shared.Mongo.State, cfg.State), cfg.Watcher)
+			return stored.Figures.CountScheduledOf(db, coll), err
 		},
 	}
 	pump := pipeline.NewPump(build, feed, pipeline.PumpConfig{

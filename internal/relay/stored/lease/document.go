@@ -165,10 +165,12 @@ type Incident struct {
 	Discarded *Discarded    `bson:"discarded,omitempty"`
 }
 
-// Discarded counts the waiting and scheduled events that the owner removed because their collection was dropped.
+// Discarded counts the events that are not sent because their collection was dropped. Events waited or were claimed, and the owner has removed
+// them.
 type Discarded struct {
-	NS     string `bson:"ns"` // the collection, or the database if all of it was dropped
-	Events int64  `bson:"events"`
+	NS        string `bson:"ns"` // the collection, or the database if all of it was dropped
+	Events    int64  `bson:"events"`
+	Scheduled int64  `bson:"scheduled"` // further ones, which were in the collection at the last count before the drop
 }
 
 // LostHistory is a gap that was swept.
