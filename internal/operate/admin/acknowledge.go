@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -18,7 +19,8 @@ const problemAcknowledged nodes.Kind = "problem_acknowledged"
 // Acknowledge ends a problem that stays after its cause has ended: lost history, or discarded events. id is the field Acknowledge of the problem. It returns
 // [ErrNotFound] for a problem that does not exist, was acknowledged, or has expired.
 func (o Operator) Acknowledge(ctx context.Context, id string) error {
-	recordID, err := bson.ObjectIDFromHex(id)
+	// The id of a problem is its kind and this id.
+	recordID, err := bson.ObjectIDFromHex(id[strings.LastIndexByte(id, '/')+1:])
 	if err != nil {
 		return invalidRequest("%q is not the id of a problem that can be acknowledged; outrelay problems list has the ids", id)
 	}

@@ -83,7 +83,7 @@ func (o Operator) Conversation(ctx context.Context, query ConversationQuery) (Co
 
 	search := conversationSearch{
 		op: o, query: query, since: out.Since, limit: pageSize(query.Limit), places: map[string]int{},
-		settled: o.readSettled(ctx),
+		settled: readSettled(ctx, o),
 	}
 	if search.ids, err = parseIDValues(query.ID); err != nil {
 		return out, err

@@ -125,7 +125,7 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, edit DeadEdit, op
 
 	edited, err := edit.applyTo(&letter)
 	if err == nil && len(edited) == 0 {
-		err = invalidRequest("the edit changes nothing; requeue the dead letter instead")
+		err = invalidRequest("the edit changes nothing: change a field, a header or the payload, or requeue the dead letter as it is")
 	}
 	out := DeadEdited{
 		DryRun: opts.DryRun, Collection: desk.ns, ID: letter.ID.Message, Died: shown.Delivery, Delivery: shown.Delivery + 1, Edited: edited,

@@ -83,7 +83,7 @@ func (o Operator) lookUp(ctx context.Context, query LookupQuery) (LookupResult, 
 	}
 	out.Since = since
 
-	settled := o.readSettled(ctx)
+	settled := readSettled(ctx, o)
 	// What waits is read before the outboxes, so an envelope that is sent in between does not look delivered before it is.
 	waitingFilter := WaitingFilter{Collection: query.Collection, Key: query.Key, IDs: optionalID(query.ID)}
 	waitQuery, err := o.Waiting().toQuery(ctx, waitingFilter)

@@ -9,8 +9,8 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
-// describePause returns a sentence about the pause because of which an event of the result is not sent, or "". It reads nothing if every
-// event was sent or given up.
+// describePause returns a sentence about the pause, or the missing owner, because of which an event of the result is not sent, or "". It
+// reads nothing if every event was sent or given up.
 func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (string, error) {
 	isUnsent := func(event FoundEnvelope) bool {
 		return event.State == stateAppended || event.State == stateScheduled || event.State == stateWaiting
@@ -23,17 +23,23 @@ func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (str
 		return "", err
 	}
 	var paused []string
-	slots := 0
+	slots, owned := 0, 0
 	for i := range status.Slots {
 		if status.Slots[i].Name != op.Watcher {
 			continue
 		}
 		slots++
+		if status.Slots[i].HasOwner() {
+			owned++
+		}
 		if status.Slots[i].Paused {
 			paused = append(paused, status.Slots[i].Slot)
 		}
 	}
-	if len(paused) == 0 {
+	switch {
+	case len(paused) == 0 && owned == 0 && slots > 0:
+		return "no process sends for watcher " + op.Watcher + ", so events wait: start outrelay run", nil
+	case len(paused) == 0:
 		return "", nil
 	}
 

@@ -20,10 +20,10 @@ type settledUpTo struct {
 	margin   time.Duration  // between a timestamp and its commit
 }
 
-// readSettled reads the position of the watcher. Read it before what waits: an envelope that is stored as waiting later is after it.
-func (o Operator) readSettled(ctx context.Context) settledUpTo {
-	position, _ := o.lowestPosition(ctx)
-	return settledUpTo{op: o, position: position, margin: mongodb.Margin(ctx, o.State.Client())}
+// readSettled reads the position of the watcher. Read it before the waiting envelopes: one that is stored as waiting later is after it.
+func readSettled(ctx context.Context, op Operator) settledUpTo {
+	position, _ := op.lowestPosition(ctx)
+	return settledUpTo{op: op, position: position, margin: mongodb.Margin(ctx, op.State.Client())}
 }
 
 // describeStored describes envelopes that are stored in an outbox. It reads the recent ones again, as of the position.

@@ -132,6 +132,12 @@ func TestAnEventBeforeThePositionIsDelivered(t *testing.T) {
 		}
 	}
 
+	if err := f.owner.Release(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := f.op.Lookup(t.Context(), admin.LookupQuery{ID: "later"}); err != nil || !strings.Contains(found.Pause, "no process sends for watcher orders") {
+		t.Errorf("note without an owner: %q, %v", found.Pause, err)
+	}
 	// The server keeps snapshots of some minutes.
 	setPosition(bson.Timestamp{T: position.T - 3600})
 	if got := stateOf("passed"); got != "appended" {

@@ -32,7 +32,7 @@ type LookupResult struct {
 	More      bool            `json:"more"`               // the result exceeds the limit
 	Limits    string          `json:"limits,omitempty"`   // what the result cannot contain, in a sentence
 	Canceled  *Cancellation   `json:"canceled,omitempty"` // of an event of which nothing else is stored
-	Pause     string          `json:"pause,omitempty"`    // why events wait, in a sentence, if an operator has paused the watcher
+	Pause     string          `json:"pause,omitempty"`    // why events wait, in a sentence, if an operator has paused the watcher or no process sends
 	Searched  []string        `json:"searched"`           // the outboxes that were searched, at most 20
 	Outboxes  int             `json:"outboxes"`           // how many were searched
 }
@@ -99,7 +99,7 @@ func (r LookupResult) DescribeMissing() string {
 	if r.Canceled != nil {
 		return "The event is not stored any more: " + r.Canceled.Actor + " canceled it at " + r.Canceled.At.Format(time.RFC3339) + ", before it was due."
 	}
-	text := "Nothing was found: the event was never appended, or retention has removed it."
+	text := "Nothing was found: the event was never appended, its service has canceled it, or retention has removed it."
 	if r.Outboxes == 0 {
 		text += " The watcher has registered no outbox yet."
 	} else {

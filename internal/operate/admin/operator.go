@@ -79,7 +79,7 @@ type Operator struct {
 	TopicCommand func(topic, kind string, partitions int) string
 
 	HandlerLetters    []string // names of the collections with dead letters of handlers
-	ConsumerDatabases []string // of services that consume and have no outbox of the configured watcher
+	ConsumerDatabases []string // of services, also without an outbox of the configured watcher
 
 	Redact Redaction
 	Log    *slog.Logger // nil disables logging

@@ -38,6 +38,14 @@ func (r Roles) Commands(brokers []string) (string, error) {
 	return builder.String(), nil
 }
 
+// typePrincipal returns a principal with its type, which kafka-acls.sh requires. Without one, it is a user.
+func typePrincipal(name string) string {
+	if name == "" || strings.Contains(name, ":") {
+		return name
+	}
+	return "User:" + name
+}
+
 // listACLs returns the ACLs of the relay, and of consumers if a group is configured.
 func (m *roleMaker) listACLs() []ACL {
 	relay := cmp.Or(m.who.Principal, connect.ConfiguredPrincipal(m.cfg))
@@ -51,7 +59,7 @@ func (m *roleMaker) listACLs() []ACL {
 	var out []ACL
 	add := func(role, principal, resource, name, pattern, why string, operations ...string) {
 		out = append(out, ACL{
-			For: role, Principal: principal, Resource: resource, Name: name, Pattern: pattern, Operations: operations, Why: why,
+			For: role, Principal: typePrincipal(principal), Resource: resource, Name: name, Pattern: pattern, Operations: operations, Why: why,
 		})
 	}
 	for _, t := range m.topicPatterns() {

@@ -123,7 +123,7 @@ func TestRolesOfPatterns(t *testing.T) {
 	of := func(set ...string) string {
 		t.Helper()
 		roles, err := NewRoles(loadConfig(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{
-			Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g", Principal: "User:relay", Consumer: "User:bill",
+			Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g", Principal: "User:relay", Consumer: "bill",
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -143,7 +143,7 @@ func TestRolesOfPatterns(t *testing.T) {
 		{[]string{"watch=shop.outbox"}, []string{
 			`{resource: {db: "shop", collection: "outbox"}, actions: ["find","changeStream","insert","update","remove"]}`,
 			`{db: "bill", collection: "inbox_claims"}`, `{db: "bill", collection: "orders_saga"}`, `{db: "bill", collection: "saga_types"}`,
-			"grant WRITE to no other principal\n", "--topic 'outbox.event.' --resource-pattern-type prefixed", "--transactional-id 'outrelay.' --resource-pattern-type prefixed", "--group 'g'",
+			"grant WRITE to no other principal\n", "--topic 'outbox.event.' --resource-pattern-type prefixed", "--transactional-id 'outrelay.' --resource-pattern-type prefixed", "--group 'g'", "--allow-principal 'User:relay'", "--allow-principal 'User:bill'",
 		}, []string{`db: "",`, "listDatabases", "anyResource", "AnyDatabase", `"local"`, "CREATE", `"dropIndex"],`}},
 		{[]string{"watch=shop.outbox,shop.more"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "shop", collection: "more"}, actions: ["find","insert","update","remove"]}`}, nil},
 		{[]string{"watch=tenant_*.outbox"}, []string{`{resource: {db: "", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "", collection: "outbox"}, actions: ["find","insert","update","remove"]}`, "listDatabases"}, nil},

@@ -24,6 +24,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/probes"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 )
 
 // Server serves the operators' page and API of one deployment. It has its own connection, so that
@@ -111,7 +112,7 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 		Redact:  redact,
 
 		HandlerLetters:    cfg.DeadLetters.Handlers,
-		ConsumerDatabases: cfg.Consumers.Databases,
+		ConsumerDatabases: inventory.ConfiguredDatabases(cfg.Consumers.Databases, cfg.Watch),
 		LetterExpiry:      cfg.DeadLetters.Expire,
 		LetterArchive:     cfg.DeadLetters.Archive,
 

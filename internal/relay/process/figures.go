@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/inventory"
 )
 
 const (
@@ -62,7 +63,7 @@ func (r *Relay) newCounter() figures.Counter {
 		State:             state.Open(r.shared.Mongo.State, r.cfg.State),
 		Watcher:           r.cfg.Watcher,
 		HandlerLetters:    r.cfg.DeadLetters.Handlers,
-		ConsumerDatabases: r.cfg.Consumers.Databases,
+		ConsumerDatabases: inventory.ConfiguredDatabases(r.cfg.Consumers.Databases, r.cfg.Watch),
 
 		Now:     r.shared.Clock.Now,
 		Indexes: &indexes,

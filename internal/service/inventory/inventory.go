@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/base/glob"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/internal/service/setaside"
@@ -21,6 +22,19 @@ import (
 // maxDatabases is how many databases of a watcher are searched for collections of services. Some callers read regularly, so their cost
 // must have a bound.
 const maxDatabases = 100
+
+// ConfiguredDatabases returns the names of the databases of services that the configuration contains: consumers.databases, and the databases of
+// watched names until there are 100. A database stays one of them while its outbox does not exist, such as after a drop.
+func ConfiguredDatabases(consumers, watch []string) []string {
+	databases := slices.Clone(consumers)
+	for _, ns := range watch {
+		name, _, _ := strings.Cut(ns, ".")
+		if len(databases) < maxDatabases && !glob.HasWildcard(name) && !slices.Contains(databases, name) {
+			databases = append(databases, name)
+		}
+	}
+	return databases
+}
 
 // ChooseDatabases returns the sorted names of the databases to search for collections of services: the configured ones, and those of
 // outboxes until there are 100.

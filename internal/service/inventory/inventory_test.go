@@ -20,3 +20,19 @@ func TestConfiguredDatabasesAreChosenBeforeThoseOfOutboxes(t *testing.T) {
 		t.Errorf("chosen: %q", chosen)
 	}
 }
+
+// A database stays in the list while its outbox does not exist. The number of watched databases has a bound, that of the consumers has none.
+func TestConfiguredDatabases(t *testing.T) {
+	t.Parallel()
+	watch := []string{"shop.outbox", "tenant_*.outbox", "billing.outbox", "shop.more"}
+	if got := inventory.ConfiguredDatabases([]string{"billing"}, watch); !slices.Equal(got, []string{"billing", "shop"}) {
+		t.Errorf("got %q", got)
+	}
+
+	for i := range 200 {
+		watch = append(watch, fmt.Sprintf("tenant%d.outbox", i))
+	}
+	if got := inventory.ConfiguredDatabases(nil, watch); len(got) != 100 || got[0] != "shop" {
+		t.Errorf("%d databases: %q", len(got), got)
+	}
+}

@@ -159,7 +159,7 @@ func (b *requeueBatch) checkHandlers(ctx context.Context, id ID, names []string)
 // an obstacle. It is for packages of this module.
 func (d *Desk) FindObstacle(ctx context.Context, _ module.Key, group string, names []string) (string, error) {
 	if len(names) == 0 || names[0] == "" {
-		return "no handler took it: name the handler that gets it", nil
+		return "no handler took it: name the handler that gets it (--to)", nil
 	}
 	known, err := d.waiting.Handlers(ctx, group)
 	if err != nil {

@@ -65,7 +65,7 @@ func (e Edit) DropSame(raw bson.Raw, mapping *envelope.Mapping) Edit {
 func (e Edit) validateFields() error {
 	names := e.Fields()
 	if len(names) == 0 {
-		return fmt.Errorf("the edit changes nothing; requeue the dead letter instead")
+		return fmt.Errorf("the edit changes nothing: change a field, a header or the payload, or requeue the dead letter as it is")
 	}
 	if len(names) != len(e.Set)+len(e.Unset) {
 		return fmt.Errorf("the edit names a field twice")
