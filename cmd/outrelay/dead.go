@@ -123,7 +123,10 @@ func deadListing(archived bool) listing[admin.DeadLetter] {
 
 // giverUp returns who gave up the event of a letter: the relay, or the handler and its group.
 func giverUp(letter admin.DeadLetter) string {
-	if letter.Source.Kind == admin.FromHandler {
+	switch {
+	case letter.Source.Kind == admin.FromHandler && letter.Source.Handler == "":
+		return "group " + letter.Source.Group + ", without a handler"
+	case letter.Source.Kind == admin.FromHandler:
 		return "handler " + admin.NameHandler(letter.Source.Group, letter.Source.Handler)
 	}
 	return admin.FromRelay
