@@ -51,7 +51,7 @@ func TestStatusCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL no_owner No node sends for default (for ", "no process has its lease; live nodes: one, two", "fix: wait some seconds for a takeover")
+	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "no-owner  -    0/s", "default · lag - · waiting", "FAIL no_owner No node sends for default (for ", "no process has its lease; live nodes: one, two", "fix: wait some seconds for a takeover")
 	d.runCommand(nil, exitConfig, "status", "--every", "1ms")
 	d.runCommand(nil, exitConfig, "status", "--follow", "--check")
 }

@@ -72,9 +72,12 @@ func (l *list) addSlot(slot *SlotStatus) {
 
 	// The lag follows from each of the others.
 	explained := len(l.problems) > before || len(slot.Unwritable) > 0
-	if lag := time.Duration(slot.LagS * float64(time.Second)); lag > laggingAfter && !explained {
+	if slot.LagS == nil || explained {
+		return
+	}
+	if lag := time.Duration(*slot.LagS * float64(time.Second)); lag > laggingAfter {
 		problem := Problem{
-			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: slot.LagS,
+			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: *slot.LagS,
 			Detail: "the stream contains an event of that age that Kafka has not acknowledged",
 		}
 		if lag >= lagFailsAfter {

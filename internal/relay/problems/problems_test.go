@@ -20,6 +20,8 @@ func ago(age time.Duration) *time.Time {
 	return &at
 }
 
+func lagOf(seconds float64) *float64 { return &seconds }
+
 func liveNode(name string) nodes.Node {
 	return nodes.Node{Node: name, Watchers: []string{"orders"}, KafkaReachable: true, SeenAt: now}
 }
@@ -47,16 +49,16 @@ func TestFactsAndTheirProblems(t *testing.T) {
 	}{
 		"nothing is known": {Facts{}, nil},
 		"all is well":      {of(nil), nil},
-		"paused":           {of(func(s *SlotStatus) { s.Paused, s.LagS = true, 100 }), []string{"warn paused/orders"}},
-		"no owner":         {of(func(s *SlotStatus) { s.State, s.LagS = "no-owner", 100 }), []string{"fail no_owner/orders"}},
+		"paused":           {of(func(s *SlotStatus) { s.Paused, s.LagS = true, lagOf(100) }), []string{"warn paused/orders"}},
+		"no owner":         {of(func(s *SlotStatus) { s.State, s.LagS = "no-owner", lagOf(100) }), []string{"fail no_owner/orders"}},
 		"halted, and its step": {of(func(s *SlotStatus) {
 			s.State, s.Problems = "halted", []SlotProblem{{Part: "halted", Text: "x", ForS: 90}}
 		}), []string{"fail halted/orders"}},
 		"one of two slots": {of(func(s *SlotStatus) { s.Slot, s.State = "1of2", "no-owner" }), []string{"fail no_owner/orders/1of2"}},
-		"lag":              {of(func(s *SlotStatus) { s.LagS = 11 }), []string{"warn lagging/orders"}},
-		"a long lag":       {of(func(s *SlotStatus) { s.LagS = 301 }), []string{"fail lagging/orders"}},
+		"lag":              {of(func(s *SlotStatus) { s.LagS = lagOf(11) }), []string{"warn lagging/orders"}},
+		"a long lag":       {of(func(s *SlotStatus) { s.LagS = lagOf(301) }), []string{"fail lagging/orders"}},
 		"a lag that a topic explains": {of(func(s *SlotStatus) {
-			s.LagS, s.Unwritable = 100, []UnwritableTopic{{Topic: "a", Reason: "r", ForS: 100}}
+			s.LagS, s.Unwritable = lagOf(100), []UnwritableTopic{{Topic: "a", Reason: "r", ForS: 100}}
 			s.Problems = []SlotProblem{{Part: "stuck", Text: "topic a", ForS: 100}}
 		}), []string{"warn topic_unwritable/a"}},
 		"a topic of two slots": {Facts{Nodes: two, Slots: []SlotStatus{
@@ -80,7 +82,7 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
-		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", 100 }), []string{"warn gap_open/orders"}},
+		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", lagOf(100) }), []string{"warn gap_open/orders"}},
 		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "1of3", ago(6*time.Hour) }),

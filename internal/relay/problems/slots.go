@@ -30,8 +30,8 @@ type SlotStatus struct {
 	ExpiresInMS int64             `json:"expires_in_ms"` // negative if the lease has expired
 	State       string            `json:"state"`         // such as live, taking-over, unwritable, waiting, halted, pausing, paused, no-owner
 	Reason      string            `json:"reason,omitempty"`
-	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as waiting or dead, reported by the owner
-	Rate        float64           `json:"rate"`  // acked records per second
+	LagS        *float64          `json:"lag_s,omitempty"` // age of the oldest event of the stream that is neither acked nor stored as waiting or dead; nil if unknown
+	Rate        float64           `json:"rate"`            // acked records per second
 	TokenAgeS   float64           `json:"token_age_s"`
 	Unresolved  int               `json:"unresolved"`
 	Unwritable  []UnwritableTopic `json:"unwritable"` // the topics that cannot be written
@@ -109,7 +109,7 @@ type storedStats struct {
 	At         time.Time         `bson:"at"`
 	State      string            `bson:"state"`
 	Reason     string            `bson:"reason"`
-	LagMS      int64             `bson:"lagMs"`
+	LagMS      *int64            `bson:"lagMs"` // nil if the owner does not deliver
 	Rate       float64           `bson:"rate"`
 	TokenAgeMS int64             `bson:"tokenAgeMs"`
 	Unresolved int               `bson:"unresolved"`
@@ -160,7 +160,7 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	}
 	status.State = stats.State
 	status.Reason = stats.Reason
-	status.LagS = toSeconds(stats.LagMS)
+	status.LagS = d.knownLag(stats.LagMS)
 	status.TokenAgeS = toSeconds(stats.TokenAgeMS)
 	status.Rate = math.Round(stats.Rate*10) / 10
 	status.Unresolved = stats.Unresolved
@@ -204,6 +204,19 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 		status.Rate, status.Problems = 0, []SlotProblem{}
 	}
 	return status, nil
+}
+
+// knownLag returns the lag that the owner has reported, in seconds, or nil if it is unknown: while no owner delivers, events may wait, and
+// no process measures their age.
+func (d *watcherDocument) knownLag(reportedMS *int64) *float64 {
+	ttl := time.Duration(d.TTLMS) * time.Millisecond
+	renewedAt := d.ExpiresAt.Add(-ttl)
+	// The report that an acquisition finds is from the owner before. A live owner renews at least three times in a TTL.
+	if reportedMS == nil || d.Owner == "" || !renewedAt.After(d.AcquiredAt) || d.Now.Sub(renewedAt) > ttl/2 {
+		return nil
+	}
+	lag := toSeconds(*reportedMS)
+	return &lag
 }
 
 // HasOwner reports whether a process holds the lease.
