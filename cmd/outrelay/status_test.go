@@ -40,8 +40,8 @@ func TestStatusCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  two", "node one does not take over until")
-	d.runCommand(nil, exitOK, "pause")
-	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused: an operator paused it", "fix: outrelay resume")
+	d.runCommand(nil, exitOK, "pause", "--actor", "ann")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused (for 0", "): ann paused it", "fix: outrelay resume")
 	d.runCommand(nil, exitOK, "status", "--check")
 	d.runCommand(nil, exitConfig, "status", "--check=warn")
 	d.runCommand(nil, exitConfig, "status", "--check=bad")

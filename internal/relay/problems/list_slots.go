@@ -25,7 +25,8 @@ func (l *list) addSlot(slot *SlotStatus) {
 			fix = "outrelay resume --slot " + slot.Slot
 		}
 		l.addProblem(Problem{
-			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix,
+			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Since: slot.PausedAt,
+			Detail: slot.describePause(), Fix: fix,
 		})
 		return
 

@@ -1,6 +1,7 @@
 package problems
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -40,6 +41,8 @@ type SlotStatus struct {
 	Version     string            `json:"version,omitempty"`
 
 	Paused        bool       `json:"paused,omitempty"`
+	PausedAt      *time.Time `json:"paused_at,omitempty"`
+	PausedBy      string     `json:"paused_by,omitempty"`       // a person, or the command that pauses
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
 	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then StepDownNode does not acquire it
 	StepDownNode  string     `json:"step_down_node,omitempty"`  // the node that has stepped down; "" means every node
@@ -193,9 +196,9 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	switch {
 	case d.Control.Paused && alive:
 		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
-		status.State, status.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
+		status.State, status.Reason = "pausing", status.describePause()+"; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
 	case d.Control.Paused:
-		status.State, status.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
+		status.State, status.Reason = "paused", status.describePause()+"; `outrelay resume` ends the pause"
 	case !alive:
 		status.State, status.Reason = "no-owner", "no process has its lease; see the problems"
 	}
@@ -222,9 +225,15 @@ func (d *watcherDocument) knownLag(reportedMS *int64) *float64 {
 // HasOwner reports whether a process holds the lease.
 func (w *SlotStatus) HasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
+// describePause returns who paused the slot, as a clause.
+func (w *SlotStatus) describePause() string { return cmp.Or(w.PausedBy, "an operator") + " paused it" }
+
 // addControl adds the requests of operators, the position and the gap of the slot.
 func (d *watcherDocument) addControl(slot *SlotStatus) {
-	slot.Paused = d.Control.Paused
+	slot.Paused, slot.PausedBy = d.Control.Paused, d.Control.PausedBy
+	if at := d.Control.PausedAt.UTC(); d.Control.Paused && !at.IsZero() {
+		slot.PausedAt = &at
+	}
 	slot.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {
 		slot.StepDownUntil, slot.StepDownNode = &until, d.Control.StepDownNode

@@ -93,7 +93,7 @@ func TestAPauseEndsAHalt(t *testing.T) {
 
 	b.log.wait(t, "part=halted")
 	stacktest.Eventually(t, "the lag of the halted slot is unknown", isLagKnown(false))
-	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
+	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1", "ann"); err != nil {
 		t.Fatal(err)
 	}
 
