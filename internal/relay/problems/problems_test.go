@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -147,6 +148,42 @@ func TestFactsAndTheirProblems(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// An outage of Kafka hides the lag and the topics that follow from it, in the list of the owner as in the list of a command, from its first
+// heartbeat to the failed steps.
+func TestAnOutageOfKafkaHidesItsSymptomsInEachList(t *testing.T) {
+	t.Parallel()
+	away := liveNode("n1")
+	away.KafkaReachable = false
+
+	for age, want := range map[time.Duration]string{
+		11 * time.Second: "warn kafka_unreachable/n1",
+		20 * time.Second: "warn kafka_unreachable/n1",
+		40 * time.Second: "fail kafka_unreachable/n1",
+	} {
+		step := readiness.Problem{Part: "kafka reachable", Text: "no broker responds", Since: now.Add(-age), For: age}
+		slot := liveSlot(func(s *SlotStatus) {
+			s.LagS = lagOf(age.Seconds())
+			s.Problems = []SlotProblem{{Part: step.Part, Text: step.Text, Since: step.Since, ForS: age.Seconds()}}
+		})
+		if age > 15*time.Second {
+			slot.Unwritable = []UnwritableTopic{{Topic: "a", Kind: kafkawire.TopicUnreachable, Reason: "r", ForS: 20}}
+		}
+
+		command := Facts{Watcher: "orders", Now: now, Slots: []SlotStatus{slot}, Nodes: []nodes.Node{away, liveNode("n2")}}
+		owner := command
+		owner.Node, owner.Own = "n1", []OwnSteps{{Object: "orders", Steps: []readiness.Problem{step}}}
+		for name, facts := range map[string]Facts{"command": command, "owner": owner} {
+			var got []string
+			for _, problem := range List(facts) {
+				got = append(got, string(problem.Severity)+" "+problem.ID)
+			}
+			if !slices.Equal(got, []string{want}) {
+				t.Errorf("%s after %s: got %q, want %q", name, age, got, want)
+			}
+		}
 	}
 }
 
