@@ -136,7 +136,7 @@ func (s statusReport) writeStatus(out io.Writer) {
 	writeTable(out, head, s.Slots, func(slot admin.SlotStatus) cells {
 		return cells{
 			slot.Name, slot.Slot, ownerNode(&slot), slot.Epoch, fmt.Sprintf("%+.1f s", float64(slot.ExpiresInMS)/1000), slot.State,
-			fmt.Sprintf("%.2f s", slot.LagS), fmt.Sprintf("%.0f/s", slot.Rate), fmt.Sprintf("%.1f s", slot.TokenAgeS), slot.Unresolved,
+			formatFigure("%.2f s", slot.LagS), fmt.Sprintf("%.0f/s", slot.Rate), fmt.Sprintf("%.1f s", slot.TokenAgeS), slot.Unresolved,
 		}
 	})
 	for _, x := range s.Slots {
@@ -194,8 +194,12 @@ func (s statusReport) writeCounts(out io.Writer) {
 	if age := s.At.Sub(s.CountedAt); !s.CountedAt.IsZero() && age >= time.Second {
 		counted = " · counted " + formatAge(age.Seconds()) + " ago"
 	}
+	lag := "-"
+	if s.LagS != nil {
+		lag = formatAge(*s.LagS)
+	}
 	fmt.Fprintf(out, "%s · lag %s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s (%s) · %s, %d stale%s\n",
-		s.Watcher, formatAge(s.LagS), formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
+		s.Watcher, lag, formatThousands(counts.Waiting()), formatAge(s.OldestS), formatThousands(counts.Retry),
 		formatThousands(counts.Blocked), formatKeys(counts.BlockedKeys, counts.Waiting())+" keys", formatThousands(counts.Parked),
 		formatThousands(counts.Scheduled), formatThousands(counts.Dead+counts.HandlerDead), counts.Letters(),
 		countNoun(int64(nodes), "node"), stale, counted)
@@ -224,6 +228,14 @@ func formatKeys(n, waiting int64) string {
 		return "-"
 	}
 	return formatThousands(n)
+}
+
+// formatFigure formats a figure, or returns "-" if it is unknown.
+func formatFigure(format string, figure *float64) string {
+	if figure == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *figure)
 }
 
 // formatAge formats an age for people: 0.4 s, 12 s, 3m20s, 26h0m0s.
@@ -294,8 +306,8 @@ func (s statusReport) writeLines(out io.Writer) {
 
 	for i := range s.Slots {
 		slot := &s.Slots[i]
-		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s",
-			at, slot.Name, slot.Slot, ownerNode(slot), slot.Epoch, slot.State, slot.LagS, slot.Rate)
+		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%s rate=%.0f/s",
+			at, slot.Name, slot.Slot, ownerNode(slot), slot.Epoch, slot.State, formatFigure("%.2fs", slot.LagS), slot.Rate)
 		if slot.Name == s.Watcher && s.CountsProblem == "" {
 			line += fmt.Sprintf(" waiting=%d scheduled=%d dead_relay=%d dead_handlers=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead, s.Counts.HandlerDead)
 		}

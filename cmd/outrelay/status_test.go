@@ -40,8 +40,8 @@ func TestStatusCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  two", "node one does not take over until")
-	d.runCommand(nil, exitOK, "pause")
-	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused: an operator paused it", "fix: outrelay resume")
+	d.runCommand(nil, exitOK, "pause", "--actor", "ann")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "WARN paused default is paused (for 0", "): ann paused it", "fix: outrelay resume")
 	d.runCommand(nil, exitOK, "status", "--check")
 	d.runCommand(nil, exitConfig, "status", "--check=warn")
 	d.runCommand(nil, exitConfig, "status", "--check=bad")
@@ -51,7 +51,7 @@ func TestStatusCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL no_owner No node sends for default (for ", "no process has its lease; live nodes: one, two", "fix: wait some seconds for a takeover")
+	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "no-owner  -    0/s", "default · lag - · waiting", "FAIL no_owner No node sends for default (for ", "no process has its lease; live nodes: one, two", "fix: wait some seconds for a takeover")
 	d.runCommand(nil, exitConfig, "status", "--every", "1ms")
 	d.runCommand(nil, exitConfig, "status", "--follow", "--check")
 }

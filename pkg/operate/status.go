@@ -15,22 +15,22 @@ type Status struct {
 	Nodes  []Node    // processes that run the watcher, owners first
 	Counts Counts
 
-	Lag    time.Duration // age of the oldest event of the stream that is neither acknowledged by Kafka nor stored as waiting
+	Lag    time.Duration // age of the oldest event of the stream that is neither acknowledged by Kafka nor stored as waiting; −1 if the Lag of a slot is unknown
 	Oldest time.Duration // age of the oldest waiting event; 0 if none waits
 	Rate   float64       // records per second that Kafka acknowledges
 }
 
 // Slot is one slot of the watcher, as its owner last reported it.
 type Slot struct {
-	Name       string    // <i>of<N>, such as 0of1
-	State      string    // such as live, taking-over, unwritable, halted, pausing, paused or no-owner
-	Reason     string    // of the state; "" if it needs none
-	Owner      string    // the node; "" if there is no owner
-	Epoch      int64     // counts the owners
-	Paused     bool      // an operator paused it
-	Pin        string    // the node that it is pinned to; "" if it is not pinned
-	PositionAt time.Time // everything that was committed before is settled; zero if there is no position
-	Lag        time.Duration
+	Name       string        // <i>of<N>, such as 0of1
+	State      string        // such as live, taking-over, unwritable, halted, pausing, paused or no-owner
+	Reason     string        // of the state; "" if it needs none
+	Owner      string        // the node; "" if there is no owner
+	Epoch      int64         // counts the owners
+	Paused     bool          // an operator paused it
+	Pin        string        // the node that it is pinned to; "" if it is not pinned
+	PositionAt time.Time     // everything that was committed before is settled; zero if there is no position
+	Lag        time.Duration // −1 if it is unknown, because no owner delivers
 }
 
 // Node is a process that runs the watcher.
@@ -76,7 +76,7 @@ func (o *Operator) Status(ctx context.Context) (Status, error) {
 	}
 
 	status := Status{
-		At: view.At, Lag: seconds(view.LagS), Oldest: seconds(view.OldestS), Rate: view.RateS,
+		At: view.At, Lag: secondsOf(view.LagS), Oldest: seconds(view.OldestS), Rate: view.RateS,
 		Counts: Counts{
 			At: view.CountedAt, Retry: view.Counts.Retry, Blocked: view.Counts.Blocked, Parked: view.Counts.Parked, Queued: view.Counts.Queued,
 			Scheduled: view.Counts.Scheduled, DeadOfRelay: view.Counts.Dead, DeadOfHandlers: view.Counts.HandlerDead,
@@ -103,13 +103,21 @@ func (o *Operator) Status(ctx context.Context) (Status, error) {
 func newSlot(stored *admin.SlotStatus) Slot {
 	slot := Slot{
 		Name: stored.Slot, State: stored.State, Reason: stored.Reason, Epoch: stored.Epoch, Paused: stored.Paused, Pin: stored.Pin,
-		PositionAt: timeOf(stored.PositionAt), Lag: seconds(stored.LagS),
+		PositionAt: timeOf(stored.PositionAt), Lag: secondsOf(stored.LagS),
 	}
 	// The document keeps the name of the last owner.
 	if stored.Owner != "" {
 		slot.Owner = stored.Node
 	}
 	return slot
+}
+
+// secondsOf returns −1 if the figure is unknown.
+func secondsOf(number *float64) time.Duration {
+	if number == nil {
+		return -1
+	}
+	return seconds(*number)
 }
 
 func seconds(number float64) time.Duration { return time.Duration(number * float64(time.Second)) }

@@ -74,7 +74,8 @@ type Live struct {
 	source atomic.Pointer[func() float64]
 }
 
-// SetSource makes source the source of the value. If source is nil, the value is the one last set. source must not block.
+// SetSource makes source the source of the value. If source is nil, the value is the one last set. If source returns NaN, the value is
+// unknown, and there is no series. source must not block.
 func (l *Live) SetSource(source func() float64) {
 	if source == nil {
 		l.source.Store(nil)
@@ -86,7 +87,11 @@ func (l *Live) SetSource(source func() float64) {
 // Collect implements [prometheus.Collector].
 func (l *Live) Collect(ch chan<- prometheus.Metric) {
 	if source := l.source.Load(); source != nil {
-		l.Set((*source)())
+		value := (*source)()
+		if math.IsNaN(value) {
+			return
+		}
+		l.Set(value)
 	}
 	l.Gauge.Collect(ch)
 }

@@ -2,12 +2,15 @@ package metrics
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
 )
 
@@ -179,6 +182,13 @@ func TestLiveAsksAtTheScrape(t *testing.T) {
 	first, second := value(t, s, "outrelay_lag_seconds"), value(t, s, "outrelay_lag_seconds")
 	if first != 1 || second != 2 {
 		t.Errorf("lag = %v, then %v", first, second)
+	}
+
+	// A figure that nothing measures must not look like 0.
+	s.Lag.SetSource(func() float64 { return math.NaN() })
+	families, err := s.Registry.Gather()
+	if err != nil || slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "outrelay_lag_seconds" }) {
+		t.Errorf("an unknown lag has a series, or %v", err)
 	}
 
 	s.Lag.SetSource(nil)

@@ -185,7 +185,7 @@ func (d *demo) togglePause(ctx context.Context) error {
 	}
 	d.view.printEvent("paused; press p again to resume")
 	d.latency.Outage(time.Now(), check.OmitSamples)
-	return lease.Pause(ctx, d.follow.coll, watcherID)
+	return lease.Pause(ctx, d.follow.coll, watcherID, "outrelay dev")
 }
 
 // endPause resumes a paused watcher, so that the events that were committed during the pause are

@@ -82,7 +82,7 @@ func (l Lease) Slots(ctx context.Context) ([]SlotStatus, error) {
 // lease at its next renewal.
 func (l Lease) Pause(ctx context.Context) error {
 	return l.forEachSlot(ctx, nodes.Paused, nil, func(id string) error {
-		return lease.Pause(ctx, l.op.watcherDocuments(), id)
+		return lease.Pause(ctx, l.op.watcherDocuments(), id, l.op.Actor)
 	})
 }
 

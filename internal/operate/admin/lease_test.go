@@ -178,8 +178,17 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	if err := one.Lease().Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/1of3"}) {
 		t.Errorf("%v, %v", paused(), err)
 	}
+	all.Actor = "bob"
 	if err := all.Lease().Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/0of3", "orders/1of3"}) {
 		t.Errorf("%v, %v", paused(), err)
+	}
+	// The slot that was paused before has waited since then.
+	status, err := admin.ReadStatus(t.Context(), state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, second := status.Slots[1], status.Slots[0]; first.PausedBy != "ann" || second.PausedBy != "bob" || !first.PausedAt.Before(*second.PausedAt) {
+		t.Errorf("paused by %q at %v and by %q at %v", first.PausedBy, first.PausedAt, second.PausedBy, second.PausedAt)
 	}
 	one.Slot = "2of3"
 	if err := one.Lease().Resume(t.Context()); !errors.Is(err, lease.ErrNotFound) {

@@ -21,10 +21,10 @@ type Overview struct {
 	Slots         []SlotStatus   `json:"slots"`      // every slot of every watcher of the state database
 	Nodes         []Node         `json:"nodes"`
 	Counts        Counts         `json:"counts"`
-	WaitingTopics []WaitingTopic `json:"waiting_topics"` // waiting envelopes by topic; the topic with the oldest one comes first
-	LagS          float64        `json:"lag_s"`          // the greatest lag of the slots of the watcher
-	OldestS       float64        `json:"oldest_s"`       // age of the oldest waiting envelope of the watcher: parked, blocked, or before a retry
-	RateS         float64        `json:"rate"`           // acked records per second of all slots of the watcher
+	WaitingTopics []WaitingTopic `json:"waiting_topics"`  // waiting envelopes by topic; the topic with the oldest one comes first
+	LagS          *float64       `json:"lag_s,omitempty"` // the greatest lag of the slots of the watcher; nil if the lag of one of them is unknown
+	OldestS       float64        `json:"oldest_s"`        // age of the oldest waiting envelope of the watcher: parked, blocked, or before a retry
+	RateS         float64        `json:"rate"`            // acked records per second of all slots of the watcher
 	// Problems is the list of everything that is wrong, failures first: of the watcher, and of the slots of the others.
 	Problems []Problem `json:"problems"`
 }
@@ -76,13 +76,7 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 		slot.OplogHeadroomS = &headroom
 	}
 
-	// A watcher is as late as its latest slot, and as fast as all of them together.
-	for _, w := range status.Slots {
-		if w.Name == o.Watcher {
-			view.LagS = max(view.LagS, w.LagS)
-			view.RateS += w.Rate
-		}
-	}
+	view.addProgress()
 	for _, p := range view.WaitingTopics {
 		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
@@ -91,6 +85,29 @@ func (o Operator) Overview(ctx context.Context) (Overview, error) {
 	counted.AddTo(&facts)
 	view.Problems = problems.List(facts)
 	return view, nil
+}
+
+// addProgress adds the lag and the rate of the watcher, which is as late as its latest slot, and as fast as all of them together.
+func (v *Overview) addProgress() {
+	var lags []float64
+	slots := 0
+	for i := range v.Slots {
+		slot := &v.Slots[i]
+		if slot.Name != v.Watcher {
+			continue
+		}
+		slots++
+		v.RateS += slot.Rate
+		if slot.LagS != nil {
+			lags = append(lags, *slot.LagS)
+		}
+	}
+
+	// The slot with an unknown lag may be the latest one.
+	if slots > 0 && len(lags) == slots {
+		latest := slices.Max(lags)
+		v.LagS = &latest
+	}
 }
 
 // newFacts returns the facts that every overview has.
@@ -108,6 +125,7 @@ func (o Operator) OverviewWithoutCounts(ctx context.Context, problem string) (Ov
 
 	// Empty lists, so that they are [] in JSON.
 	view := Overview{At: time.Now().UTC(), Watcher: o.Watcher, Slots: status.Slots, Nodes: []Node{}, WaitingTopics: []WaitingTopic{}}
+	view.addProgress()
 	facts := newFacts(o, &view, nil)
 	facts.CountsFail = problem
 	// The reason may be that the watched names cannot be read. This is a second opinion, so its own failure is none.

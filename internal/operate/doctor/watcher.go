@@ -87,7 +87,10 @@ func (x watcherChecks) checkSlot(ctx context.Context, slot slot.Range) finding {
 }
 
 func judgeWatcher(slot admin.SlotStatus, gap *lease.Gap) finding {
-	who := fmt.Sprintf("%s owns the watcher, epoch %d, lag %.1f s", slot.Node, slot.Epoch, slot.LagS)
+	who := fmt.Sprintf("%s owns the watcher, epoch %d", slot.Node, slot.Epoch)
+	if slot.LagS != nil {
+		who += fmt.Sprintf(", lag %.1f s", *slot.LagS)
+	}
 	switch {
 	case slot.Paused:
 		return warned("outrelay resume", "an operator paused the watcher")

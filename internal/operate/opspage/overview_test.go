@@ -214,18 +214,22 @@ func TestCardsRepairTheirProblem(t *testing.T) {
 }
 
 // waitingDesk is a desk with a parked topic.
-type waitingDesk struct{ *desk }
+type waitingDesk struct {
+	*desk
+	lag *float64
+}
 
 func (d waitingDesk) Overview(context.Context) (admin.Overview, error) {
 	return admin.Overview{
-		Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live", LagS: 0.25}}, LagS: 0.25, OldestS: 180, Counts: admin.Counts{Parked: 3},
+		Slots: []admin.SlotStatus{{Name: "orders", Slot: "0of1", State: "live", LagS: d.lag}}, LagS: d.lag, OldestS: 180, Counts: admin.Counts{Parked: 3},
 	}, nil
 }
 
 // The lag is the same number in the line of figures, the headline, the chart and the card. The age of a parked envelope has another name.
 func TestLagHasOneMeaning(t *testing.T) {
 	t.Parallel()
-	d := waitingDesk{&desk{}}
+	lag := 0.25
+	d := &waitingDesk{&desk{}, &lag}
 	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
 		u := d.useCases()
 		u.Operator = d
@@ -237,6 +241,16 @@ func TestLagHasOneMeaning(t *testing.T) {
 		text := strings.Join(strings.Fields(body), " ")
 		if !strings.Contains(text, "lag 0.25 s ·") || strings.Count(text, "0.25") != lags || strings.Contains(text, "lag 180") || !strings.Contains(text, "oldest waiting 180 s") && !strings.Contains(text, "oldest waiting 3 min") {
 			t.Errorf("%s: %s", path, text)
+		}
+	}
+
+	// The line of figures, the tile, the card and the point of the chart do not take an unknown lag for 0.
+	d.lag = nil
+	_, body := sendRequest(t, site, &operator, "GET", "/", nil)
+	text := strings.Join(strings.Fields(body), " ")
+	for _, want := range []string{"lag – ·", "records, lag –", "<dd>–</dd>", `data-lag=""`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("without a lag, %q is missing: %s", want, text)
 		}
 	}
 }

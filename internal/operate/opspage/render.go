@@ -158,6 +158,7 @@ func loadTemplates(assets *assets) map[string]*template.Template {
 		"span":      formatSpan,
 		"spark":     newSpark,
 		"latencies": newLatencySpark,
+		"lag":       formatLag,
 		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
 		"millis":    formatMillis,
 		"title":     upperFirst,
@@ -323,6 +324,14 @@ func formatSpan(seconds float64) string {
 		return fmt.Sprintf("%s%d h %d min", sign, int(span.Hours()), int(span.Minutes())%60)
 	}
 	return fmt.Sprintf("%s%d d", sign, int(span.Hours()/24))
+}
+
+// formatLag formats a lag in seconds, which is nil if it is unknown.
+func formatLag(seconds *float64) string {
+	if seconds == nil {
+		return "–"
+	}
+	return formatSpan(*seconds)
 }
 
 // timeOf returns the time of a time.Time or *time.Time, or the zero time.

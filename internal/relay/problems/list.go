@@ -103,10 +103,12 @@ func List(facts Facts) []Problem {
 	for i := range facts.Slots {
 		collected.addSlot(&facts.Slots[i])
 	}
-	collected.addNodes()
+	// The steps of this process are a more exact report than its heartbeat.
 	for _, own := range facts.Own {
 		collected.addSteps(facts.Watcher, own.Object, facts.Node, own.Steps)
 	}
+	collected.addNodes()
+	collected.addLags()
 	collected.addTopics()
 	collected.addOutboxes()
 	collected.addLetters()
@@ -167,10 +169,10 @@ func (l *list) findSame(other Problem) *Problem {
 	return &l.problems[i]
 }
 
-// isKafkaAway reports whether the list has the problem that the owner of the slot reaches no broker.
-func (l *list) isKafkaAway(slot *SlotStatus) bool {
+// hasProblem reports whether the list has a problem of one of the kinds that the slot or the node of its owner has.
+func (l *list) hasProblem(slot *SlotStatus, kinds ...Kind) bool {
 	return slices.ContainsFunc(l.problems, func(problem Problem) bool {
-		return problem.Kind == KafkaUnreachable && (problem.Object == slot.Node || problem.Object == slot.object())
+		return slices.Contains(kinds, problem.Kind) && (problem.Object == slot.Node || problem.Object == slot.object())
 	})
 }
 
@@ -183,7 +185,7 @@ func (l *list) addTopics() {
 		if slot.Paused || !slot.HasOwner() {
 			continue
 		}
-		away := l.isKafkaAway(slot)
+		away := l.hasProblem(slot, KafkaUnreachable)
 		for _, topic := range slot.Unwritable {
 			// Each topic would be a problem, with a single cause.
 			if away && topic.Kind == kafkawire.TopicUnreachable {
@@ -263,10 +265,9 @@ func (l *list) addNodes() {
 		}
 
 		live++
-		// One slow response is no outage if Kafka has acknowledged records at that time. The node itself reports its own reachability more
-		// exactly.
+		// One slow response is no outage if Kafka has acknowledged records at that time.
 		sends := node.LastAck != nil && node.SeenAt.Sub(*node.LastAck) < nodes.StaleAfter
-		if !node.KafkaReachable && !sends && node.Node != l.facts.Node {
+		if !node.KafkaReachable && !sends {
 			l.addProblem(Problem{
 				Kind: KafkaUnreachable, Severity: Warn, Watcher: watcher, Object: node.Node, Title: "A node does not reach Kafka: " + node.Node,
 				Detail: "its last heartbeat found no broker",

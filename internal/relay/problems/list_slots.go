@@ -25,7 +25,8 @@ func (l *list) addSlot(slot *SlotStatus) {
 			fix = "outrelay resume --slot " + slot.Slot
 		}
 		l.addProblem(Problem{
-			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Detail: "an operator paused it", Fix: fix,
+			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Since: slot.PausedAt,
+			Detail: slot.describePause(), Fix: fix,
 		})
 		return
 
@@ -61,7 +62,6 @@ func (l *list) addSlot(slot *SlotStatus) {
 		return
 	}
 
-	before := len(l.problems)
 	if !slices.ContainsFunc(l.facts.Own, func(own OwnSteps) bool { return own.Object == name && slot.Name == l.facts.Watcher }) {
 		l.addSteps(slot.Name, name, slot.Node, slot.steps())
 	}
@@ -69,12 +69,25 @@ func (l *list) addSlot(slot *SlotStatus) {
 	if slot.Gap != "" {
 		l.addProblem(Problem{Kind: GapOpen, Severity: Warn, Watcher: slot.Name, Object: name, Title: "A gap of " + name + " is being swept", Detail: cmp.Or(slot.Reason, slot.Gap)})
 	}
+}
 
-	// The lag follows from each of the others.
-	explained := len(l.problems) > before || len(slot.Unwritable) > 0
-	if lag := time.Duration(slot.LagS * float64(time.Second)); lag > laggingAfter && !explained {
+// lagCauses are the problems of a slot or of its node from which a lag follows.
+var lagCauses = []Kind{Halted, NoOwner, Paused, MongoUnreachable, KafkaUnreachable, WriteRejected, StreamStopped, PositionStopped, StepFails, GapOpen}
+
+// addLags adds the lags that follow from no other problem. The list has the other problems of slots, processes and nodes.
+func (l *list) addLags() {
+	for i := range l.facts.Slots {
+		slot := &l.facts.Slots[i]
+		if slot.LagS == nil || len(slot.Unwritable) > 0 || l.hasProblem(slot, lagCauses...) {
+			continue
+		}
+		lag, name := time.Duration(*slot.LagS*float64(time.Second)), slot.object()
+		if lag <= laggingAfter {
+			continue
+		}
+
 		problem := Problem{
-			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: slot.LagS,
+			Kind: Lagging, Severity: Warn, Watcher: slot.Name, Object: name, Title: fmt.Sprintf("%s lags by %s", name, lag.Truncate(time.Second)), ForS: *slot.LagS,
 			Detail: "the stream contains an event of that age that Kafka has not acknowledged",
 		}
 		if lag >= lagFailsAfter {

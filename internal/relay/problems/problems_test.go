@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/health"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -19,6 +20,8 @@ func ago(age time.Duration) *time.Time {
 	at := now.Add(-age)
 	return &at
 }
+
+func lagOf(seconds float64) *float64 { return &seconds }
 
 func liveNode(name string) nodes.Node {
 	return nodes.Node{Node: name, Watchers: []string{"orders"}, KafkaReachable: true, SeenAt: now}
@@ -47,16 +50,16 @@ func TestFactsAndTheirProblems(t *testing.T) {
 	}{
 		"nothing is known": {Facts{}, nil},
 		"all is well":      {of(nil), nil},
-		"paused":           {of(func(s *SlotStatus) { s.Paused, s.LagS = true, 100 }), []string{"warn paused/orders"}},
-		"no owner":         {of(func(s *SlotStatus) { s.State, s.LagS = "no-owner", 100 }), []string{"fail no_owner/orders"}},
+		"paused":           {of(func(s *SlotStatus) { s.Paused, s.LagS = true, lagOf(100) }), []string{"warn paused/orders"}},
+		"no owner":         {of(func(s *SlotStatus) { s.State, s.LagS = "no-owner", lagOf(100) }), []string{"fail no_owner/orders"}},
 		"halted, and its step": {of(func(s *SlotStatus) {
 			s.State, s.Problems = "halted", []SlotProblem{{Part: "halted", Text: "x", ForS: 90}}
 		}), []string{"fail halted/orders"}},
 		"one of two slots": {of(func(s *SlotStatus) { s.Slot, s.State = "1of2", "no-owner" }), []string{"fail no_owner/orders/1of2"}},
-		"lag":              {of(func(s *SlotStatus) { s.LagS = 11 }), []string{"warn lagging/orders"}},
-		"a long lag":       {of(func(s *SlotStatus) { s.LagS = 301 }), []string{"fail lagging/orders"}},
+		"lag":              {of(func(s *SlotStatus) { s.LagS = lagOf(11) }), []string{"warn lagging/orders"}},
+		"a long lag":       {of(func(s *SlotStatus) { s.LagS = lagOf(301) }), []string{"fail lagging/orders"}},
 		"a lag that a topic explains": {of(func(s *SlotStatus) {
-			s.LagS, s.Unwritable = 100, []UnwritableTopic{{Topic: "a", Reason: "r", ForS: 100}}
+			s.LagS, s.Unwritable = lagOf(100), []UnwritableTopic{{Topic: "a", Reason: "r", ForS: 100}}
 			s.Problems = []SlotProblem{{Part: "stuck", Text: "topic a", ForS: 100}}
 		}), []string{"warn topic_unwritable/a"}},
 		"a topic of two slots": {Facts{Nodes: two, Slots: []SlotStatus{
@@ -80,7 +83,7 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
-		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", 100 }), []string{"warn gap_open/orders"}},
+		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", lagOf(100) }), []string{"warn gap_open/orders"}},
 		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "1of3", ago(6*time.Hour) }),
@@ -145,6 +148,42 @@ func TestFactsAndTheirProblems(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// An outage of Kafka hides the lag and the topics that follow from it, in the list of the owner as in the list of a command, from its first
+// heartbeat to the failed steps.
+func TestAnOutageOfKafkaHidesItsSymptomsInEachList(t *testing.T) {
+	t.Parallel()
+	away := liveNode("n1")
+	away.KafkaReachable = false
+
+	for age, want := range map[time.Duration]string{
+		11 * time.Second: "warn kafka_unreachable/n1",
+		20 * time.Second: "warn kafka_unreachable/n1",
+		40 * time.Second: "fail kafka_unreachable/n1",
+	} {
+		step := readiness.Problem{Part: "kafka reachable", Text: "no broker responds", Since: now.Add(-age), For: age}
+		slot := liveSlot(func(s *SlotStatus) {
+			s.LagS = lagOf(age.Seconds())
+			s.Problems = []SlotProblem{{Part: step.Part, Text: step.Text, Since: step.Since, ForS: age.Seconds()}}
+		})
+		if age > 15*time.Second {
+			slot.Unwritable = []UnwritableTopic{{Topic: "a", Kind: kafkawire.TopicUnreachable, Reason: "r", ForS: 20}}
+		}
+
+		command := Facts{Watcher: "orders", Now: now, Slots: []SlotStatus{slot}, Nodes: []nodes.Node{away, liveNode("n2")}}
+		owner := command
+		owner.Node, owner.Own = "n1", []OwnSteps{{Object: "orders", Steps: []readiness.Problem{step}}}
+		for name, facts := range map[string]Facts{"command": command, "owner": owner} {
+			var got []string
+			for _, problem := range List(facts) {
+				got = append(got, string(problem.Severity)+" "+problem.ID)
+			}
+			if !slices.Equal(got, []string{want}) {
+				t.Errorf("%s after %s: got %q, want %q", name, age, got, want)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package problems
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -30,8 +31,8 @@ type SlotStatus struct {
 	ExpiresInMS int64             `json:"expires_in_ms"` // negative if the lease has expired
 	State       string            `json:"state"`         // such as live, taking-over, unwritable, waiting, halted, pausing, paused, no-owner
 	Reason      string            `json:"reason,omitempty"`
-	LagS        float64           `json:"lag_s"` // age of the oldest event of the stream that is neither acked nor stored as waiting or dead, reported by the owner
-	Rate        float64           `json:"rate"`  // acked records per second
+	LagS        *float64          `json:"lag_s,omitempty"` // age of the oldest event of the stream that is neither acked nor stored as waiting or dead; nil if unknown
+	Rate        float64           `json:"rate"`            // acked records per second
 	TokenAgeS   float64           `json:"token_age_s"`
 	Unresolved  int               `json:"unresolved"`
 	Unwritable  []UnwritableTopic `json:"unwritable"` // the topics that cannot be written
@@ -40,6 +41,8 @@ type SlotStatus struct {
 	Version     string            `json:"version,omitempty"`
 
 	Paused        bool       `json:"paused,omitempty"`
+	PausedAt      *time.Time `json:"paused_at,omitempty"`
+	PausedBy      string     `json:"paused_by,omitempty"`       // a person, or the command that pauses
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
 	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then StepDownNode does not acquire it
 	StepDownNode  string     `json:"step_down_node,omitempty"`  // the node that has stepped down; "" means every node
@@ -111,7 +114,7 @@ type storedStats struct {
 	At         time.Time         `bson:"at"`
 	State      string            `bson:"state"`
 	Reason     string            `bson:"reason"`
-	LagMS      int64             `bson:"lagMs"`
+	LagMS      *int64            `bson:"lagMs"` // nil if the owner does not deliver
 	Rate       float64           `bson:"rate"`
 	TokenAgeMS int64             `bson:"tokenAgeMs"`
 	Unresolved int               `bson:"unresolved"`
@@ -162,7 +165,7 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	}
 	status.State = stats.State
 	status.Reason = stats.Reason
-	status.LagS = toSeconds(stats.LagMS)
+	status.LagS = d.knownLag(stats.LagMS)
 	status.TokenAgeS = toSeconds(stats.TokenAgeMS)
 	status.Rate = math.Round(stats.Rate*10) / 10
 	status.Unresolved = stats.Unresolved
@@ -195,9 +198,9 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	switch {
 	case d.Control.Paused && alive:
 		// Until the owner has drained, new events still go to Kafka. An operator who moves the watcher elsewhere has to wait.
-		status.State, status.Reason = "pausing", "an operator paused it; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
+		status.State, status.Reason = "pausing", status.describePause()+"; its owner sends events until its next renewal, then waits for Kafka's acknowledgements and releases the lease"
 	case d.Control.Paused:
-		status.State, status.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
+		status.State, status.Reason = "paused", status.describePause()+"; `outrelay resume` ends the pause"
 	case !alive:
 		status.State, status.Reason = "no-owner", "no process has its lease; see the problems"
 	}
@@ -208,12 +211,31 @@ func (d *watcherDocument) toSlotStatus() (SlotStatus, error) {
 	return status, nil
 }
 
+// knownLag returns the lag that the owner has reported, in seconds, or nil if it is unknown: while no owner delivers, events may wait, and
+// no process measures their age.
+func (d *watcherDocument) knownLag(reportedMS *int64) *float64 {
+	ttl := time.Duration(d.TTLMS) * time.Millisecond
+	renewedAt := d.ExpiresAt.Add(-ttl)
+	// The report that an acquisition finds is from the owner before. A live owner renews at least three times in a TTL.
+	if reportedMS == nil || d.Owner == "" || !renewedAt.After(d.AcquiredAt) || d.Now.Sub(renewedAt) > ttl/2 {
+		return nil
+	}
+	lag := toSeconds(*reportedMS)
+	return &lag
+}
+
 // HasOwner reports whether a process holds the lease.
 func (w *SlotStatus) HasOwner() bool { return w.Owner != "" && w.ExpiresInMS > 0 }
 
+// describePause returns who paused the slot, as a clause.
+func (w *SlotStatus) describePause() string { return cmp.Or(w.PausedBy, "an operator") + " paused it" }
+
 // addControl adds the requests of operators, the position and the gap of the slot.
 func (d *watcherDocument) addControl(slot *SlotStatus) {
-	slot.Paused = d.Control.Paused
+	slot.Paused, slot.PausedBy = d.Control.Paused, d.Control.PausedBy
+	if at := d.Control.PausedAt.UTC(); d.Control.Paused && !at.IsZero() {
+		slot.PausedAt = &at
+	}
 	slot.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {
 		slot.StepDownUntil, slot.StepDownNode = &until, d.Control.StepDownNode

@@ -91,7 +91,7 @@ func TestAValidatorOfTheOutboxStopsNothing(t *testing.T) {
 
 	b.append(1)
 	b.consume(2)
-	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS != nil && *w.LagS == 0 })
 }
 
 // TestN19_EnvelopesScheduledBeforeTheFirstPositionAreSentAfterARestart: the process ended between its first position and Kafka's response.
@@ -127,7 +127,10 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.start("recording=mark")
 	b.append(20)
 	b.consume(21)
-	stacktest.Eventually(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
+	stacktest.Eventually(t, "the relay is live and everything is resolved", func() bool {
+		w := b.status()
+		return w.State == "live" && w.Unresolved == 0 && w.LagS != nil && *w.LagS == 0
+	})
 	b.log.wait(t, "cannot record deliveries")
 }
 

@@ -1,8 +1,11 @@
 package process
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/outrelay/outrelay/internal/relay/internal/term"
 	"github.com/outrelay/outrelay/internal/relay/problems"
@@ -22,6 +25,16 @@ func (r *Relay) Counts() bool { return r.counts.countedAt.Load() > 0 }
 func (r *Relay) ProblemSeconds(t *testing.T, kind problems.Kind) float64 {
 	t.Helper()
 	return r.Gauge(t, "outrelay_problem_seconds", string(kind))
+}
+
+// HasSeries reports whether there is a metric of the name.
+func (r *Relay) HasSeries(t *testing.T, name string) bool {
+	t.Helper()
+	families, err := r.metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(families, func(family *dto.MetricFamily) bool { return family.GetName() == name })
 }
 
 // Gauge returns the value of a gauge whose first label is label, or 0 if there is none.

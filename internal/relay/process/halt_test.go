@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -72,22 +73,34 @@ func TestFirstPositionIsSavedBeforeKafkaResponds(t *testing.T) {
 	}
 }
 
+// A pause ends a halt. The lag is unknown during both: events may wait, and nothing measures their age.
 func TestAPauseEndsAHalt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.append(1)
-	b.start("invalidate=halt")
+	var relay *process.Relay
+	b.startAs(func(r *process.Relay) { relay = r }, "invalidate=halt")
 	b.consume(1)
+	isLagKnown := func(known bool) func() bool {
+		return func() bool {
+			return (b.status().LagS != nil) == known && relay.HasSeries(t, "outrelay_lag_seconds") == known
+		}
+	}
+	stacktest.Eventually(t, "the lag is known", isLagKnown(true))
 	if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
 	b.log.wait(t, "part=halted")
-	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
+	stacktest.Eventually(t, "the lag of the halted slot is unknown", isLagKnown(false))
+	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1", "ann"); err != nil {
 		t.Fatal(err)
 	}
 
 	stacktest.Eventually(t, "the watcher has no owner", func() bool { return b.status().Owner == "" })
+	if !isLagKnown(false)() {
+		t.Errorf("the lag of a paused slot is known: %+v", b.status())
+	}
 }
 
 // TestARestartDoesNotForgetTheHalt: after a halt over a vanished document, a restart must not begin after envelopes

@@ -78,7 +78,7 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 			b.log.wait(t, c.text)
 			if c.kind == problems.StreamStopped {
 				// Events that nobody can read have no age, so the lag is the time for which the stream stands.
-				stacktest.Eventually(t, "the status shows a lag", func() bool { return b.status().LagS > 1 }, func() any { return b.status().LagS })
+				stacktest.Eventually(t, "the status shows a lag", func() bool { lag := b.status().LagS; return lag != nil && *lag > 1 }, func() any { return b.status().LagS })
 			}
 
 			repaired()

@@ -60,5 +60,5 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 		t.Fatalf("%d events of the renamed collection, want 51", next)
 	}
 
-	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS != nil && *w.LagS == 0 })
 }

@@ -47,7 +47,7 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		}
 		return d.Control
 	}
-	if c := orders("0of2"); !c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
+	if c := orders("0of2"); !c.Paused || c.PausedBy != "ann" || c.PausedAt.IsZero() || c.Pin != "" || !c.StepDownUntil.IsZero() {
 		t.Errorf("the orders to slot 0of2 are %+v, want a pause alone", c)
 	}
 	if c := orders("1of2"); c.Paused || c.Pin != "a" || c.StepDownNode != "a" || time.Until(c.StepDownUntil) < 50*time.Minute {

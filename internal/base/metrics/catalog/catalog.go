@@ -79,7 +79,7 @@ var sections = []section{
 		{
 			Name: "outrelay_lag_seconds", Unit: "s",
 			Help:   "Age of the oldest envelope that was read and is neither acked by Kafka nor stored as waiting or dead; 0 if there is none.",
-			Detail: "While the change stream stands, at least the time since then. The [lag](concepts.md#progress), the same number as `LAG` in `outrelay status` and \"lag\" on the page. The most important figure for alerts.",
+			Detail: "While the change stream stands, at least the time since then. No series while this process does not deliver. The [lag](concepts.md#progress), the same number as `LAG` in `outrelay status` and \"lag\" on the page. The most important figure for alerts.",
 			Fix:    "`outrelay status`: a topic that cannot be written, a full budget, or Kafka unreachable",
 		},
 		{

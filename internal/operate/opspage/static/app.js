@@ -220,7 +220,7 @@
   }
   function addPoint(f) {
     const at = Number(f.dataset.at) / 1000, last = live.at(-1) ?? stored.at(-1) ?? [0];
-    if (at > last[0]) live.push([at, Number(f.dataset.rate), Number(f.dataset.lag), null, null]);
+    if (at > last[0]) live.push([at, Number(f.dataset.rate), f.dataset.lag ? Number(f.dataset.lag) : null, null, null]);
     if (live.length > points) live.shift();
     const all = [...stored, ...live];
     s = Object.fromEntries(names.map((name, i) => [name, all.map((p) => p[i])]));

@@ -438,10 +438,12 @@ func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 			return a.Control.StepDownUntil.Compare(b.Control.StepDownUntil)
 		})
 		control := lease.Control{
-			Paused:        slices.ContainsFunc(had, func(document lease.Document) bool { return slices.Contains(r.paused, document.ID) }),
 			Pin:           had[0].Control.Pin,
 			StepDownUntil: longest.Control.StepDownUntil,
 			StepDownNode:  longest.Control.StepDownNode,
+		}
+		if i := slices.IndexFunc(had, func(document lease.Document) bool { return slices.Contains(r.paused, document.ID) }); i >= 0 {
+			control.PauseOrder = had[i].Control.PauseOrder
 		}
 		if slices.ContainsFunc(had, func(document lease.Document) bool { return document.Control.Pin != control.Pin }) {
 			control.Pin = ""

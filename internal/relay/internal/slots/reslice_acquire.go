@@ -59,7 +59,7 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 	defer cancel()
 	for {
 		call, stop := context.WithTimeout(ctx, pauseTimeout)
-		err := lease.Pause(call, r.watchers, id)
+		err := lease.Pause(call, r.watchers, id, "outrelay reslice")
 		stop()
 		if err == nil || !mongo.IsTimeout(err) && !errors.Is(err, context.DeadlineExceeded) {
 			return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -335,8 +336,8 @@ type ownerStats struct {
 	At         time.Time          `bson:"at"`    // when they were taken, by the owner's clock
 	State      string             `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
 	Reason     string             `bson:"reason,omitempty"`
-	LagMS      int64              `bson:"lagMs"`
-	Rate       float64            `bson:"rate"` // acked records per second
+	LagMS      *int64             `bson:"lagMs,omitempty"` // nil before the takeover is done, and while the term is halted
+	Rate       float64            `bson:"rate"`            // acked records per second
 	TokenAgeMS int64              `bson:"tokenAgeMs"`
 	Unresolved int                `bson:"unresolved"` // events after the position
 	Bytes      int64              `bson:"bytes"`      // of the memory budget in use
@@ -385,7 +386,16 @@ func (v *termStats) setHalted(reason string) {
 	v.halted = reason
 	v.current.State = string(readiness.PhaseHalted)
 	v.current.Reason = reason
+	// Nothing is read, so the age of the events that wait is unknown.
+	v.current.LagMS = nil
 	v.current.At = time.Now()
+}
+
+// isHalted reports whether the term is halted.
+func (v *termStats) isHalted() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.halted != ""
 }
 
 // setProblems takes the problems of the slot.
@@ -421,6 +431,14 @@ func lagOf(resolver *pipeline.Resolver, stream changestream.State, now time.Time
 	return max(resolver.Lag(now), stream.StandingFor(time.Now()))
 }
 
+// measureLag returns the lag of the term in seconds, or NaN if the term is nil or halted: events may wait, and nothing measures their age.
+func (t *term) measureLag(now time.Time) float64 {
+	if t == nil || t.progress.stats.isHalted() {
+		return math.NaN()
+	}
+	return lagOf(t.resolver, t.stream.State(), now).Seconds()
+}
+
 // update takes the stats of the term that monitor watches.
 func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.State, unwritable []sink.Unwritable) {
 	v.mu.Lock()
@@ -439,7 +457,8 @@ func (v *termStats) update(now time.Time, monitor *monitor, stream changestream.
 	for i, target := range unwritable {
 		v.current.Unwritable[i] = unwritableTarget{target.Topic, target.Kind, target.Reason(), target.Since, target.Records, target.Parked, target.Partitions}
 	}
-	v.current.LagMS = lagOf(monitor.resolver, stream, monitor.slot.shared.Clock.Now()).Milliseconds()
+	lag := lagOf(monitor.resolver, stream, monitor.slot.shared.Clock.Now()).Milliseconds()
+	v.current.LagMS = &lag
 	v.current.Unresolved, v.current.Bytes = monitor.resolver.Unresolved()
 	v.current.TokenAgeMS = tokenAge(monitor.resolver, monitor.slot.shared.Clock.Now()).Milliseconds()
 

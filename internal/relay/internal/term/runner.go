@@ -224,12 +224,7 @@ func (r *Runner) registerGauges() {
 	})
 
 	now := r.shared.Clock.Now
-	metricSet.Lag.SetSource(func() float64 {
-		if term := r.current.Load(); term != nil {
-			return lagOf(term.resolver, term.stream.State(), now()).Seconds()
-		}
-		return 0
-	})
+	metricSet.Lag.SetSource(func() float64 { return r.current.Load().measureLag(now()) })
 	set(metricSet.TokenAge.SetSource, 0, func(resolver *pipeline.Resolver) float64 { return tokenAge(resolver, now()).Seconds() })
 	set(metricSet.TicketWindow.SetSource, 0, func(resolver *pipeline.Resolver) float64 {
 		events, _ := resolver.Unresolved()
@@ -245,7 +240,7 @@ func (r *Runner) registerGauges() {
 func (r *Runner) IsDelivering() bool { return r.current.Load() != nil }
 
 // Figures returns how many records the current term has sent, and the age of its oldest event that is not settled. ok is false if
-// no term delivers.
+// no term delivers or the age is unknown.
 func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
 	term := r.current.Load()
 	if term == nil {
@@ -253,7 +248,11 @@ func (r *Runner) Figures() (acked int64, lag time.Duration, ok bool) {
 	}
 	term.progress.stats.mu.Lock()
 	defer term.progress.stats.mu.Unlock()
-	return term.progress.stats.current.Acked, time.Duration(term.progress.stats.current.LagMS) * time.Millisecond, true
+	current := &term.progress.stats.current
+	if current.LagMS == nil {
+		return 0, 0, false
+	}
+	return current.Acked, time.Duration(*current.LagMS) * time.Millisecond, true
 }
 
 // Activity returns the latest deliveries of the current term, or nil if no term delivers.

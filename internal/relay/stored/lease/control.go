@@ -19,11 +19,18 @@ import (
 // Control holds the requests of operators for a watcher. Each acquisition obeys them, and the owner
 // reads them at each renewal, see [Held.Yield].
 type Control struct {
-	Paused        bool      `bson:"paused,omitempty"`        // no node runs the watcher
+	PauseOrder    `bson:",inline"`
 	Pin           string    `bson:"pin,omitempty"`           // only this node runs it, while the node is alive
 	StepDownUntil time.Time `bson:"stepDownUntil,omitempty"` // until then StepDownNode does not run it
 	StepDownNode  string    `bson:"stepDownNode,omitempty"`  // "" means every node
 	Skips         []Skip    `bson:"skips,omitempty"`         // events that the stream passes over
+}
+
+// PauseOrder is an order that no node runs the watcher.
+type PauseOrder struct {
+	Paused   bool      `bson:"paused,omitempty"`
+	PausedAt time.Time `bson:"pausedAt,omitempty"`
+	PausedBy string    `bson:"pausedBy,omitempty"` // a person, or the command that pauses
 }
 
 // Skip is an event that the stream passes over because an operator has ordered it.
@@ -42,14 +49,19 @@ func (c Control) stepsDown(node string, now time.Time) bool {
 	return c.StepDownUntil.After(now) && (c.StepDownNode == "" || c.StepDownNode == node)
 }
 
-// Pause stops the watcher on all nodes until Resume. The owner drains and releases at its next renewal.
-func Pause(ctx context.Context, coll *mongo.Collection, id string) error {
-	return updateControl(ctx, coll, id, bson.D{{Key: "$set", Value: bson.D{{Key: "control.paused", Value: true}}}})
+// Pause stops the watcher on all nodes until Resume. The owner drains and releases at its next renewal. A pause that exists keeps
+// its actor and its time.
+func Pause(ctx context.Context, coll *mongo.Collection, id, actor string) error {
+	pause := bson.D{{Key: "paused", Value: true}, {Key: "pausedAt", Value: "$$NOW"}, {Key: "pausedBy", Value: mongodb.Literal(actor)}}
+	set := bson.D{{Key: "control", Value: op("$cond", op("$eq", "$control.paused", true), "$control", op("$mergeObjects", "$control", pause))}}
+	return updateControl(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: set}}})
 }
 
 // Resume ends a pause.
 func Resume(ctx context.Context, coll *mongo.Collection, id string) error {
-	return updateControl(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{{Key: "control.paused", Value: ""}}}})
+	return updateControl(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{
+		{Key: "control.paused", Value: ""}, {Key: "control.pausedAt", Value: ""}, {Key: "control.pausedBy", Value: ""},
+	}}})
 }
 
 // Pin moves the watcher to node and keeps it there while node is alive. An empty node removes the pin.

@@ -73,7 +73,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	if err := first.Release(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := Pause(t.Context(), coll, slotID); err != nil {
+	if err := Pause(t.Context(), coll, slotID, "ann"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -91,7 +91,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 			pos := func(Document) string { return "82" }
 			fresh := Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, pos)
 			return nil, Replace(tx, own, []Document{old}, fresh,
-				func(string, []Document) Control { return Control{Paused: true} })
+				func(string, []Document) Control { return Control{PauseOrder: PauseOrder{Paused: true}} })
 		})
 		return err
 	}

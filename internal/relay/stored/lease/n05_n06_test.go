@@ -98,7 +98,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	startRun(t, h)
-	if err := Pause(t.Context(), coll, slotID); err != nil {
+	if err := Pause(t.Context(), coll, slotID, "ann"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -124,7 +124,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	}
 
 	_ = receiveWithin(t, got, "taking over after the pause").Release(t.Context(), nil)
-	if err := Pause(t.Context(), coll, "no/0of1"); !errors.Is(err, ErrNotFound) {
+	if err := Pause(t.Context(), coll, "no/0of1", "ann"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("Pause of a missing watcher returned %v, want ErrNotFound", err)
 	}
 }
