@@ -236,3 +236,42 @@ func TestScheduledEventsOfADroppedOutboxAreAProblem(t *testing.T) {
 		})
 	}
 }
+
+// The owner ends after it has found the drop, and before it has removed all waiting events. The next one reads the drop again: there is one
+// problem, with the events of both.
+func TestADropIsAProblemBeforeItsEventsAreRemoved(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	set := []string{"topics.rules=[{match: {aggregatetype: order}, to: [late-" + b.topic + "]}]"}
+	stop := b.start(append(set, "node="+node)...)
+	b.appendTo("outbox", "old", "old")
+	stacktest.Eventually(t, "both are parked", func() bool { return b.countWaiting(bson.D{{Key: "reason", Value: "parked"}}) == 2 })
+
+	allow := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"delete"}}, {Key: "errorCode", Value: 189}})
+	if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	op := admin.New(admin.Operator{State: b.state, Watcher: "default"})
+	listed := func() (found []problems.Problem) {
+		view, err := op.Overview(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(view.Problems, func(problem problems.Problem) bool { return problem.Kind != problems.EventsDiscarded })
+	}
+	stacktest.Eventually(t, "the drop is a problem", func() bool { return len(listed()) == 1 })
+	if n := b.countWaiting(bson.D{}); n != 2 {
+		t.Errorf("%d events wait while none can be removed", n)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	allow()
+
+	b.start(append(set, "node=b")...)
+	stacktest.Eventually(t, "the next owner removes them", func() bool { return b.countWaiting(bson.D{}) == 0 })
+	if found := listed(); len(found) != 1 || found[0].Count != 2 {
+		t.Errorf("%+v", found)
+	}
+}

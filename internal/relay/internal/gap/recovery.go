@@ -84,6 +84,8 @@ type Recovery struct {
 	Closed     func(end resume.Position)      // called when the document contains the end of the gap
 	Lost       func(lost notices.LostHistory) // called when lost history is swept. It must not block. Nil: not called
 	Slot       string                         // of the watcher, for Lost
+	// CountWaiting returns how many events Discard would remove now.
+	CountWaiting func(ctx context.Context, db, coll, before string) (int64, error)
 	// Discard removes the waiting events of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
 	// the number of removed envelopes, also with an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)

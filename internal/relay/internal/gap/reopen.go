@@ -1,8 +1,8 @@
 package gap
 
 import (
-	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"time"
 
@@ -125,62 +125,68 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 // are sent all the same.
 const dropDrain = 2 * time.Second
 
-// handleDrop removes the waiting events of a dropped collection or database, and reports it with the scheduled events, which were in the collection
-// itself. An event that another term stored after the drop, of a later collection of the name, has a later position and stays.
+// handleDrop removes the waiting events of a dropped collection or database, unless it is configured to keep them. It reports them with the
+// scheduled events, which were in the collection itself. An event that another term stored after the drop, of a later collection of the
+// name, has a later position and stays.
 func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
 	defer r.Calls.KeepTicking(ctx, tickEvery)()
-	db, coll := string(ev.DB), string(ev.Coll)
+	db, coll, before := string(ev.DB), string(ev.Coll), string(ev.Data)
+	discards := r.Config.OnDrop != "keep"
 
-	var scheduled int64
+	// The events before the drop are still on their way, and some of them may have to wait.
+	if discards {
+		drain, cancel := context.WithTimeout(ctx, dropDrain)
+		_ = r.Dispatcher.Drain(drain)
+		cancel()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+
+	var dropped lease.Discarded
 	err := r.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
-		scheduled, err = r.CountScheduled(ctx, db, coll)
+		if dropped.Scheduled, err = r.CountScheduled(ctx, db, coll); err == nil && discards {
+			dropped.Events, err = r.CountWaiting(ctx, db, coll, before)
+		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	waiting, err := r.discardWaiting(ctx, ev)
-	if waiting+scheduled == 0 {
+	if err != nil || dropped.Events+dropped.Scheduled == 0 {
 		return err
 	}
 
-	r.Log.Warn("events of a dropped collection are not sent", "db", db, "collection", coll, "waiting", waiting, "scheduled", scheduled,
+	// Another owner may have to continue, which finds fewer events. So the incident is stored first, and the drop identifies it.
+	dropped.NS = db
+	if coll != "" {
+		dropped.NS += "." + coll
+	}
+	incident := lease.Incident{ID: incidentID(ev.Data), At: r.Now(), Discarded: &dropped}
+	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) }); err != nil {
+		return err
+	}
+	if dropped.Events > 0 {
+		err := r.Calls.RetryFenced(ctx, func() error {
+			_, err := r.Discard(ctx, db, coll, before)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+
+	r.Log.Warn("events of a dropped collection are not sent", "db", db, "collection", coll, "waiting", dropped.Events, "scheduled", dropped.Scheduled,
 		"fix", "on_drop: keep sends the waiting events; only a backup has the scheduled ones")
 	r.AppendEvent(ctx, nodes.WaitingDiscarded, bson.D{
 		{Key: "db", Value: db},
 		{Key: "collection", Value: coll},
-		{Key: "count", Value: waiting},
-		{Key: "scheduled", Value: scheduled},
+		{Key: "count", Value: dropped.Events},
+		{Key: "scheduled", Value: dropped.Scheduled},
 	})
-
-	object := db
-	if coll != "" {
-		object += "." + coll
-	}
-	incident := lease.Incident{ID: bson.NewObjectID(), At: r.Now(), Discarded: &lease.Discarded{NS: object, Events: waiting, Scheduled: scheduled}}
-	saved := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) })
-	return cmp.Or(err, saved)
+	return nil
 }
 
-// discardWaiting removes the waiting events of a dropped collection or database, unless it is configured to stay. It returns the number of removed
-// events, also with an error.
-func (r *Recovery) discardWaiting(ctx context.Context, ev *changes.Event) (total int64, err error) {
-	if r.Config.OnDrop == "keep" {
-		return 0, nil
-	}
-
-	// The events before the drop are still on their way, and some of them may have to wait.
-	drain, cancel := context.WithTimeout(ctx, dropDrain)
-	_ = r.Dispatcher.Drain(drain)
-	cancel()
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-
-	err = r.Calls.RetryFenced(ctx, func() error {
-		n, err := r.Discard(ctx, string(ev.DB), string(ev.Coll), string(ev.Data))
-		total += n
-		return err
-	})
-	return total, err
+// incidentID returns the id of the incident of an event of the stream: each owner that handles the event has the same one.
+func incidentID(position []byte) (id bson.ObjectID) {
+	digest := sha256.Sum256(position)
+	copy(id[:], digest[:])
+	return id
 }

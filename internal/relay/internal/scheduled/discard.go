@@ -17,10 +17,7 @@ import (
 // sent may still arrive. Discard may be called from any goroutine. After an error, the envelopes that it has not removed are sent, or
 // removed by a repetition.
 func (s *Scheduled) Discard(ctx context.Context, db, coll, before string) (n int64, err error) {
-	list := s.held.withdraw(func(e *dueEnvelope) bool {
-		isOfOutbox := e.NS == db+"."+coll || coll == "" && strings.HasPrefix(e.NS, db+".")
-		return isOfOutbox && e.position() < before
-	})
+	list := s.held.withdraw(func(e *dueEnvelope) bool { return e.isOfOutbox(db, coll, before) })
 
 	for part := range slices.Chunk(list, mongodb.MaxDocuments) {
 		var change waiting.ClaimChange
@@ -40,6 +37,17 @@ func (s *Scheduled) Discard(ctx context.Context, db, coll, before string) (n int
 		n += int64(len(part))
 	}
 	return n, nil
+}
+
+// CountOfOutbox returns how many envelopes Discard would remove now.
+func (s *Scheduled) CountOfOutbox(db, coll, before string) int64 {
+	return s.held.count(func(e *dueEnvelope) bool { return e.isOfOutbox(db, coll, before) })
+}
+
+// isOfOutbox reports whether the envelope is of the outbox, or of an outbox of db if coll is "", and was inserted before the position.
+func (e *dueEnvelope) isOfOutbox(db, coll, before string) bool {
+	isOfOutbox := e.NS == db+"."+coll || coll == "" && strings.HasPrefix(e.NS, db+".")
+	return isOfOutbox && e.position() < before
 }
 
 // position returns the position of the insert of the envelope, or of its claim if the server has not stamped the insert. A later collection

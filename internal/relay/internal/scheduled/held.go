@@ -94,6 +94,20 @@ func (h *held) takeDue(now time.Time, n int) (list []*dueEnvelope, next time.Tim
 	return list, now.Add(maxIdle)
 }
 
+// count returns for how many envelopes matches returns true.
+func (h *held) count(matches func(*dueEnvelope) bool) (n int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.runs {
+		for _, e := range r {
+			if matches(e) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // withdraw removes the envelopes for which matches returns true, and returns them.
 func (h *held) withdraw(matches func(*dueEnvelope) bool) (list []*dueEnvelope) {
 	h.mu.Lock()

@@ -96,6 +96,10 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		Closed:     t.start.setStart,
 		Lost:       t.slot.shared.Hooks.LostHistory,
 		Slot:       t.slot.Slot.String(),
+		CountWaiting: func(ctx context.Context, db, coll, before string) (int64, error) {
+			stored, err := t.store.CountOfOutbox(ctx, db, coll, before)
+			return sides.scheduled.CountOfOutbox(db, coll, before) + stored, err
+		},
 		Discard: func(ctx context.Context, db, coll, before string) (int64, error) {
 			// A claimed envelope that cannot be sent becomes a waiting one, so the claims come first.
 			claimed, err := sides.scheduled.Discard(ctx, db, coll, before)

@@ -318,9 +318,10 @@ func TestIncidentsAreBoundedByKind(t *testing.T) {
 	if len(got) != mostIncidents+1 || got[0].ID != lost.ID || got[1].Discarded.Events != 5 || got[mostIncidents].Discarded.Events != mostIncidents+4 {
 		t.Errorf("incidents: got %+v, want the lost history and the newest %d drops", got, mostIncidents)
 	}
+	lost.Lost.Swept = 9
 	save(lost)
-	if got := readStored(t, coll).Incidents; len(got) != mostIncidents+1 || got[mostIncidents].ID != lost.ID {
-		t.Errorf("incidents after a repeated write: %+v", got)
+	if got := readStored(t, coll).Incidents; len(got) != mostIncidents+1 || got[0].Lost.Swept != 0 {
+		t.Errorf("incidents after a later write of the same: %+v", got)
 	}
 }
 

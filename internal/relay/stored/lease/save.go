@@ -141,7 +141,7 @@ func (u *Update) setFields() bson.D {
 	return set
 }
 
-// appendTo returns the expression of a list with the incident at its end. Each kind has its own bound, so that the drops of many
+// appendTo returns the expression of a list with the incident at its end, unless it contains one with the same id. Each kind has its own bound, so that the drops of many
 // collections do not replace lost history.
 func (i *Incident) appendTo(list string) bson.D {
 	filter := func(condition bson.D) bson.D {
@@ -150,10 +150,10 @@ func (i *Incident) appendTo(list string) bson.D {
 	isLost := op("$ne", op("$type", "$$this.lost"), "missing")
 	isSameKind := op("$eq", isLost, i.Lost != nil)
 
+	newest := op("$slice", op("$concatArrays", filter(isSameKind), bson.A{mongodb.Literal(*i)}), -mostIncidents)
+	added := op("$concatArrays", filter(op("$not", isSameKind)), newest)
 	// A repeated write must not add it twice.
-	same := filter(op("$and", isSameKind, op("$ne", "$$this.id", i.ID)))
-	newest := op("$slice", op("$concatArrays", same, bson.A{mongodb.Literal(*i)}), -mostIncidents)
-	return op("$concatArrays", filter(op("$not", isSameKind)), newest)
+	return op("$cond", op("$in", i.ID, mongodb.IfNull(list+".id", bson.A{})), list, added)
 }
 
 // Release saves the checkpoint of source and releases the lease. A standby takes over within

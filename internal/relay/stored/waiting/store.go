@@ -155,13 +155,7 @@ func anyOf(list []string) bson.A {
 // OfOutbox returns up to limit waiting envelopes of the outbox coll of db, or of all outboxes of db if coll is "", with positions before
 // a position, without their envelopes. It sees everything that was committed before the call.
 func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int) (list []Document, err error) {
-	ns := bson.E{Key: "ns", Value: db + "." + coll}
-	if coll == "" {
-		// No character is between a dot and a slash.
-		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
-	}
-
-	filter := s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
+	filter := s.filterOutbox(db, coll, before)
 	fields := mongodb.Fields("ns", "key", "pos", "topics", "origin")
 
 	err = mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
@@ -171,6 +165,25 @@ func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int
 		}, findOptions().SetLimit(int64(limit)).SetProjection(fields))
 	})
 	return list, err
+}
+
+// CountOfOutbox returns how many envelopes OfOutbox returns without a limit.
+func (s *Store) CountOfOutbox(ctx context.Context, db, coll, before string) (n int64, err error) {
+	err = mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) (err error) {
+		n, err = s.coll.CountDocuments(ctx, s.filterOutbox(db, coll, before))
+		return mongodb.DescribeError(err, "counting the waiting events of a dropped collection", "find", mongodb.Namespace(s.coll))
+	})
+	return n, err
+}
+
+// filterOutbox returns the condition for the envelopes of an outbox, or of all outboxes of a database, before a position.
+func (s *Store) filterOutbox(db, coll, before string) bson.D {
+	ns := bson.E{Key: "ns", Value: db + "." + coll}
+	if coll == "" {
+		// No character is between a dot and a slash.
+		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
+	}
+	return s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
 }
 
 // EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
