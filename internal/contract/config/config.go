@@ -73,7 +73,7 @@ type Config struct {
 	// resume.
 	Invalidate string `yaml:"invalidate" enum:"resume,halt"`
 	// OnDrop is the handling of the envelopes that wait when their collection or database is dropped.
-	// discard removes them. keep delivers them all the same. Defaults to discard.
+	// discard removes them. keep delivers them all the same; scheduled ones go with the collection. Defaults to discard.
 	OnDrop string `yaml:"on_drop" enum:"discard,keep"`
 	// Expired is the handling of an envelope that is past its expiresAt. dead moves it to the dead
 	// letters. drop discards and counts it. Defaults to dead.
