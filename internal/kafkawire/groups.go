@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/segmentio/kafka-go/protocol/leavegroup"
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
 
@@ -62,6 +63,26 @@ func (c *Client) CommitOffsets(ctx context.Context, coordinator string, member G
 			if err := codeError(p.ErrorCode); err != nil {
 				return fmt.Errorf("partition %s/%d: %w", t.Name, p.PartitionIndex, err)
 			}
+		}
+	}
+	return nil
+}
+
+// LeaveGroup removes a member from its group at the coordinator. An error of the broker is a Code.
+func (c *Client) LeaveGroup(ctx context.Context, coordinator string, member GroupMember) error {
+	response, err := c.callBroker(ctx, coordinator, adminTimeout, &leavegroup.Request{
+		GroupID: member.Group, MemberID: member.Member, Members: []leavegroup.RequestMember{{MemberID: member.Member, GroupInstanceID: member.Instance}},
+	})
+	if err != nil {
+		return err
+	}
+	left := response.(*leavegroup.Response)
+	if err := codeError(left.ErrorCode); err != nil {
+		return err
+	}
+	for i := range left.Members {
+		if err := codeError(left.Members[i].ErrorCode); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -131,8 +131,8 @@ type run struct {
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
-	beginning    atomic.Pointer[beginning] // of the current membership
-	noTopic      atomic.Bool               // none of the topics exists
+	serving      *serving
+	noTopic      atomic.Bool // none of the topics exists
 }
 
 // Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
@@ -150,7 +150,7 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 	if len(c.reg.snapshot().all) == 0 {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
-	run := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text()}
+	run := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text(), serving: newServing()}
 	givenUp := hooks.New("WithGivenUpHook", c.s.onGivenUp, c.s.log)
 	defer givenUp.Close()
 	run.disposer = c.s.disposer

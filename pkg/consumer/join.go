@@ -140,9 +140,7 @@ func (r *run) joinTopics(ctx context.Context, topics []string) error {
 		defer cancel()
 		r.reach.awaitLost(ctx)
 	})
-	begins := &beginning{over: make(chan struct{})}
-	r.beginning.Store(begins)
-	waiting.Go(func() { r.explainWait(ctx, begins) })
+	waiting.Go(func() { r.explainWaits(ctx) })
 	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retryTopics), r)
 }
 

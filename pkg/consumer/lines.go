@@ -133,35 +133,72 @@ func formatPartitions(list []transport.TopicPartition) string {
 	return strings.Join(topics, " ")
 }
 
-// beginning is the time before the first generation of a membership.
-type beginning struct {
-	once sync.Once
-	over chan struct{}
+// serving is whether a generation of the group is served now. It is safe for concurrent use.
+type serving struct {
+	mu      sync.Mutex
+	now     bool
+	changed chan struct{} // closed and replaced at each change
 }
 
-func (b *beginning) end() { b.once.Do(func() { close(b.over) }) }
+func newServing() *serving { return &serving{changed: make(chan struct{})} }
 
-// explainWait writes why the member gets no partitions yet, if that takes long. It blocks until the first generation begins or ctx ends.
-func (r *run) explainWait(ctx context.Context, beginning *beginning) {
-	late := time.NewTimer(explainAfter)
-	defer late.Stop()
-	select {
-	case <-late.C:
-	case <-beginning.over:
-		return
-	case <-ctx.Done():
-		return
-	}
+func (s *serving) set(now bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = now
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
 
-	// That topics are missing is in the log.
-	if r.noTopic.Load() {
-		return
+// current returns whether a generation is served, and a channel that is closed at the next change.
+func (s *serving) current() (now bool, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now, s.changed
+}
+
+// explainWaits writes why the member gets no partitions, whenever no generation begins for long. It blocks until ctx ends.
+func (r *run) explainWaits(ctx context.Context) {
+	explained, away := false, false
+	for {
+		serves, changed := r.serving.current()
+		var late <-chan time.Time
+		if !serves && !explained {
+			late = time.After(explainAfter)
+		}
+		select {
+		case <-changed:
+			explained = false
+			continue
+		case <-ctx.Done():
+			return
+		case <-late:
+		}
+
+		// That topics are missing is in the log.
+		if r.noTopic.Load() {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, healthTimeout)
+		state, err := r.c.transport.DescribeGroup(call, r.c.group)
+		cancel()
+		// That Kafka does not respond is in the log. Right after an outage, the group has had no time to form.
+		wasAway := away
+		if away = err != nil; away || wasAway || state.Members == 0 {
+			continue
+		}
+		r.explainWait(state.Members)
+		explained = true
 	}
-	attrs := r.describeMembers(ctx)
+}
+
+// explainWait writes that the group has members and no generation begins.
+func (r *run) explainWait(members int) {
+	attrs := []any{"members", members}
 	if limited, ok := r.c.transport.(interface{ MemberTimeout() time.Duration }); ok {
 		attrs = append(attrs, "at_most", limited.MemberTimeout())
 	}
-	r.note("waiting for the group: a member that has ended without a regular stop is still listed", attrs...)
+	r.note("waiting for the group: a listed member does not join again; it finishes messages, or has ended without a regular stop", attrs...)
 }
 
 // explainIdle writes that the member has no partition, if that lasts. It blocks until the member has one, at most for explainAfter.
@@ -183,15 +220,4 @@ func (s *session) explainIdle() {
 	default:
 		s.note("no partition is assigned; the group has more members than partitions, and this member stands by", "members", state.Members)
 	}
-}
-
-// describeMembers returns the number of the members of the group, or nothing if Kafka does not respond.
-func (r *run) describeMembers(ctx context.Context) []any {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
-	state, err := r.c.transport.DescribeGroup(ctx, r.c.group)
-	if err != nil {
-		return nil
-	}
-	return []any{"members", state.Members}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -141,30 +140,12 @@ func TestTheLogShowsWhyAMemberWaits(t *testing.T) {
 	k := newKit(t, 1)
 
 	// A process that was killed leaves without a word: its group waits for it.
-	var mu sync.Mutex
-	var open []net.Conn
-	killed := false
-	k.cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if killed {
-			return nil, net.ErrClosed
-		}
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		open = append(open, conn)
-		return conn, err
-	}
+	network := &cutNetwork{}
+	k.cfg.Dial = network.dial
 	before := &logbook{}
 	k.start(k.newLogged(t, before))
 	k.waitUntil("the assignment", func(context.Context) bool { return before.find(t, "partitions are assigned") != nil })
-	mu.Lock()
-	killed = true
-	for _, conn := range open {
-		if conn != nil {
-			_ = conn.Close()
-		}
-	}
-	mu.Unlock()
+	network.setDown(true)
 
 	k.cfg.Dial = nil
 	after := &logbook{}

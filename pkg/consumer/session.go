@@ -81,7 +81,8 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 	defer r.c.currentSession.CompareAndSwap(session, nil)
 	r.c.health.join(true)
 	defer r.c.health.join(false)
-	r.beginning.Load().end()
+	r.serving.set(true)
+	defer r.serving.set(false)
 	r.noTopic.Store(false)
 
 	// This goroutine counts as a loop, so that others may be added until serveCtx ends.

@@ -16,6 +16,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 
+	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/internal/service/transport/kafkalog"
@@ -105,12 +106,17 @@ type member struct {
 	assigned  *assigned
 	watcher   *watcher
 
+	leaving     sync.WaitGroup     // as a former member
+	stopLeaving context.CancelFunc // nil before the first one
+
 	closing sync.Once
 	closed  chan struct{}
 }
 
 // serveGenerations serves one generation after another.
 func (m *member) serveGenerations(ctx context.Context) error {
+	defer m.endLeavingAs()
+	former := "" // id of this member in the latest generation
 	for began := time.Now(); ; {
 		gen, err := m.cg.Next(ctx)
 		switch {
@@ -122,9 +128,15 @@ func (m *member) serveGenerations(ctx context.Context) error {
 			if !starting && !errors.Is(err, kafka.RebalanceInProgress) {
 				m.session.Fault(fmt.Errorf("joining the group: %w", err))
 			}
+			// After this error, kafka-go joins with a new id. A coordinator that starts lists the former id again.
+			if former != "" && !errors.Is(err, kafka.RebalanceInProgress) {
+				m.beginLeavingAs(ctx, former)
+			}
 			continue
 		}
 
+		// The group has formed without the former id.
+		m.endLeavingAs()
 		// The generation ends as soon as one of its functions returns.
 		if counts, leads := m.assigned.take(); leads {
 			gen.Start(func(over context.Context) { m.watcher.await(over, counts) })
@@ -135,8 +147,31 @@ func (m *member) serveGenerations(ctx context.Context) error {
 		if err := <-done; err != nil {
 			return err
 		}
-		began = time.Now()
+		began, former = time.Now(), gen.MemberID
 	}
+}
+
+// beginLeavingAs begins to remove the former id of this member from the group, which otherwise waits for it until its session ends. kafka-go
+// tries once, which fails in an outage.
+func (m *member) beginLeavingAs(ctx context.Context, former string) {
+	m.endLeavingAs()
+	ctx, m.stopLeaving = context.WithCancel(ctx)
+	m.leaving.Go(func() {
+		for backoff := retry.Reopen.Start(); ctx.Err() == nil; _ = backoff.Wait(ctx) {
+			err := m.offsets.Leave(ctx, former)
+			if err == nil || errors.Is(err, kafkawire.UnknownMemberID) {
+				return
+			}
+		}
+	})
+}
+
+// endLeavingAs ends what beginLeavingAs has begun.
+func (m *member) endLeavingAs() {
+	if m.stopLeaving != nil {
+		m.stopLeaving()
+	}
+	m.leaving.Wait()
 }
 
 // serve serves one generation, until the group or the caller ends it. The group waits for it to return.

@@ -57,6 +57,13 @@ func (o *GroupOffsets) Commit(
 	})
 }
 
+// Leave removes a member from the group. An error of the broker is a kafkawire.Code.
+func (o *GroupOffsets) Leave(ctx context.Context, member string) error {
+	return o.call(ctx, func(ctx context.Context, coordinator string) error {
+		return o.client.LeaveGroup(ctx, coordinator, kafkawire.GroupMember{Group: o.group, Member: member})
+	})
+}
+
 // call calls request with the coordinator.
 func (o *GroupOffsets) call(ctx context.Context, request func(ctx context.Context, coordinator string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
