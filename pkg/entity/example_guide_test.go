@@ -13,6 +13,7 @@ import (
 // Order is the entity in docs/services.md.
 type Order struct {
 	ID       string   `json:"id" bson:"_id"`
+	State    string   `json:"state" bson:"state"`
 	Reminder event.ID `json:"-" bson:"reminder"`
 }
 
@@ -42,6 +43,10 @@ func ExampleCollection_Insert() {
 	err = box.Transaction(ctx, func(ctx context.Context) error {
 		paid, err := orders.Load(ctx, order.ID)
 		if err != nil {
+			return err
+		}
+		paid.State = "paid"
+		if _, err := orders.Update(ctx, paid); err != nil {
 			return err
 		}
 		return box.Cancel(ctx, paid.Reminder)
