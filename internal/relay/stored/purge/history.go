@@ -102,8 +102,8 @@ func (q HistoryQuery) filterSent() bson.D {
 	if !q.To.IsZero() {
 		window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(q.To)})
 	}
-	return append(outboxes.Unscheduled(
-		bson.E{Key: "ts", Value: append(window, noArray)},
+	return append(outboxes.WithoutDueAt(
+		envelope.Stamped(window...),
 		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}},
 	), keyFilter(q.Mapping, q.Key)...)
 }
