@@ -66,10 +66,13 @@ func Earlier(timestamp bson.Timestamp, duration time.Duration) bson.Timestamp {
 	return bson.Timestamp{T: timestamp.T - uint32(seconds), I: timestamp.I}
 }
 
-// Preceding returns the greatest timestamp less than timestamp, which must not be zero.
+// Preceding returns the greatest timestamp less than timestamp, or zero if timestamp is zero.
 func Preceding(timestamp bson.Timestamp) bson.Timestamp {
-	if timestamp.I > 0 {
+	switch {
+	case timestamp.I > 0:
 		return bson.Timestamp{T: timestamp.T, I: timestamp.I - 1}
+	case timestamp.T == 0:
+		return bson.Timestamp{}
 	}
 	return bson.Timestamp{T: timestamp.T - 1, I: 1<<32 - 1}
 }

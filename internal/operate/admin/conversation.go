@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -204,7 +205,7 @@ func (s *conversationSearch) findInOutboxes(ctx context.Context, names []string)
 		if !s.query.To.IsZero() {
 			window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(s.query.To)})
 		}
-		filters = append(filters, append(bson.D{{Key: "ts", Value: window}}, condition...))
+		filters = append(filters, append(bson.D{envelope.Stamped(window...)}, condition...))
 		// If an envelope has no timestamp, its id may contain the time.
 		for _, ids := range outboxes.IDsBetween(s.since, s.query.To) {
 			filters = append(filters, append(bson.D{ids, {Key: "$and", Value: bson.A{bson.D{outboxes.Unstamped()}}}}, condition...))

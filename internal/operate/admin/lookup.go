@@ -265,7 +265,7 @@ func (q LookupQuery) lookupFilters(mapping *envelope.Mapping) ([]mongo.Pipeline,
 
 	// The ordering key of an envelope without a key is its aggregate id.
 	hasKey := mapping.KeyFilter(parseKeyValues(q.Key))
-	filters := []mongo.Pipeline{{match(bson.E{Key: "ts", Value: window}, hasKey)}}
+	filters := []mongo.Pipeline{{match(envelope.Stamped(window...), hasKey)}}
 
 	// If an envelope has no timestamp, its id may contain the time.
 	for _, ids := range outboxes.IDsBetween(since, q.To) {

@@ -44,12 +44,12 @@ func (q replayQuery) buildRangeFilter(after, until bson.Timestamp) bson.D {
 		ts[0] = bson.E{Key: "$gte", Value: q.From}
 	}
 
-	return append(bson.D{{Key: "ts", Value: ts}}, q.buildConditions()...)
+	return append(bson.D{envelope.Stamped(ts...)}, q.buildConditions()...)
 }
 
 // buildConditions selects the envelopes at any time that are not scheduled.
 func (q replayQuery) buildConditions() bson.D {
-	document := bson.D{{Key: "dueAt", Value: nil}}
+	document := outboxes.WithoutDueAt()
 
 	if len(q.IDs) > 0 {
 		// A text may stand for several types of ids, so the filter has all of them.

@@ -174,6 +174,11 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 		return false, err
 	}
 	last := parseStamp(docs[len(docs)-1])
+	// The cursor would go back, and the replay would never end.
+	if !last.After(after) {
+		return false, fmt.Errorf("replaying %s: the envelope %s was read after the stamp %v, but has the stamp %v; "+
+			"outrelay replay cancel %s ends the replay", ns, docs[len(docs)-1].Lookup("_id"), after, last, u.doc.ID)
+	}
 	if err := u.waitDelivered(ctx, last, seen); err != nil {
 		return false, err
 	}

@@ -247,3 +247,25 @@ func TestAnInterruptedReplaySendsNoEnvelopeOfATimestampTwice(t *testing.T) {
 		t.Errorf("%d of 40 were sent", n)
 	}
 }
+
+// A list that contains a stamp is no stamp. As the last envelope of the range, it would lead the replay back to the beginning.
+func TestAListOfStampsIsNotReplayed(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	docs := newEnvelopes(4)
+	docs[3][5].Value = bson.A{bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())}, bson.Timestamp{T: uint32(time.Now().Unix())}}
+	s.append(docs...)
+	s.startWatcher(nil)
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	id := s.start(everything)
+	info, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(info admin.ReplayInfo) {
+		if info.Queued > 3 {
+			cancel()
+		}
+	}})
+	if err != nil || info.Queued != 3 || info.Skipped != 0 || len(s.queued()) != 3 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}

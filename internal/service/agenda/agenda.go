@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -39,16 +38,15 @@ func (q Query) IsEmpty() bool {
 
 // buildFilter returns a filter for the events that q selects. It fails if an id is zero. N19
 func (q Query) buildFilter() (bson.D, error) {
-	// A comparison with a date matches dates only, so this excludes all events that are not scheduled.
-	window := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
+	var window bson.D
 	if !q.From.IsZero() {
-		window[0].Value = bson.NewDateTimeFromTime(q.From)
+		window = append(window, bson.E{Key: "$gte", Value: bson.NewDateTimeFromTime(q.From)})
 	}
 	if !q.Before.IsZero() {
 		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.Before)})
 	}
 
-	document := bson.D{{Key: "dueAt", Value: window}}
+	document := bson.D{envelope.Scheduled(window...)}
 	// An empty list of ids selects nothing, and nil selects by the other conditions.
 	if q.IDs != nil {
 		for _, id := range q.IDs {
@@ -136,8 +134,5 @@ func scheduledFilter(id event.ID) (bson.D, error) {
 		return nil, errors.New("the id is zero")
 	}
 
-	return bson.D{
-		{Key: "_id", Value: id},
-		{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
-	}, nil
+	return bson.D{{Key: "_id", Value: id}, envelope.Scheduled()}, nil
 }

@@ -155,3 +155,36 @@ func TestActionsInParts(t *testing.T) {
 		t.Errorf("canceled %d, %v", n, err)
 	}
 }
+
+// A list that contains a due time is none: its envelope is a dead letter.
+func TestAListOfDueTimesIsNotScheduled(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	good := schedule(t, coll, "x", soon)
+	for id, dueAt := range map[string]any{"list": bson.A{soon}, "lists": bson.A{soon, soon.Add(time.Hour)}, "text": "2030"} {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "type", Value: "x"}, {Key: "dueAt", Value: dueAt}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for _, query := range []agenda.Query{{}, {From: soon}, {Before: soon.Add(time.Minute)}} {
+		page, err := agenda.ReadPage(t.Context(), coll, query, 10, "")
+		if err != nil || len(page.Events) != 1 || page.Events[0].ID != good {
+			t.Errorf("%+v: %+v, %v", query, page, err)
+		}
+		list, err := agenda.Summarize(t.Context(), coll, query)
+		if err != nil || len(list) != 1 || list[0].Count != 1 || !list[0].Latest.Equal(soon) {
+			t.Errorf("%+v: %+v, %v", query, list, err)
+		}
+	}
+
+	if moved, err := agenda.Move(t.Context(), coll, event.NewID("list"), soon); moved || err != nil {
+		t.Errorf("the list was moved: %v", err)
+	}
+	if canceled, err := agenda.Cancel(t.Context(), coll, event.NewID("lists")); canceled || err != nil {
+		t.Errorf("the list was canceled: %v", err)
+	}
+	if n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{}, soon.Add(time.Second), nil); n != 1 || err != nil {
+		t.Errorf("%d were moved, %v", n, err)
+	}
+}

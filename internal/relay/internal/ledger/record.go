@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -162,7 +163,7 @@ func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stampe
 
 // filterUnchanged returns the filter of N25: by id, not scheduled, and no newer than the newest of part.
 func filterUnchanged(part []*Outcome, stamped bool) bson.D {
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: envelopeIDs(part)}}}, {Key: "dueAt", Value: nil}}
+	filter := outboxes.WithoutDueAt(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: envelopeIDs(part)}}})
 	if !stamped {
 		return filter
 	}
@@ -174,7 +175,7 @@ func filterUnchanged(part []*Outcome, stamped bool) bson.D {
 			newest = o.Stamp
 		}
 	}
-	return append(filter, bson.E{Key: "ts", Value: bson.D{{Key: "$lte", Value: newest}}})
+	return append(filter, envelope.Stamped(bson.E{Key: "$lte", Value: newest}))
 }
 
 func envelopeIDs(part []*Outcome) []bson.RawValue {

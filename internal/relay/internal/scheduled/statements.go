@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -17,13 +18,12 @@ import (
 
 // dueFilter returns the condition for the scheduled envelopes of a slot that are due by limit, or at any time if it is nil, without
 // those whose ids are in except. A claim reads and removes by the same condition in one snapshot, so it removes exactly the envelopes that it has read.
-// An array that contains a time is no due time.
 func dueFilter(slot slot.Range, limit any, except []bson.RawValue) bson.D {
-	due := bson.D{{Key: "$type", Value: "date"}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}
+	var due bson.D
 	if limit != nil {
-		due[0] = bson.E{Key: "$lte", Value: limit}
+		due = bson.D{{Key: "$lte", Value: limit}}
 	}
-	filter := bson.D{{Key: "dueAt", Value: due}}
+	filter := bson.D{envelope.Scheduled(due...)}
 	if len(except) > 0 {
 		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: except}}})
 	}

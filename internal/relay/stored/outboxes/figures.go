@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
@@ -19,7 +20,7 @@ import (
 // number.
 const MaxCounted = 32
 
-// NextToCount returns those of the sorted outboxes that a round counts: up to [MaxCounted], after the last one of the round before, which
+// NextToCount returns the sorted outboxes that a round counts: up to [MaxCounted], after the last one of the round before, which
 // may be gone by now.
 func NextToCount(names []string, last string) []string {
 	if len(names) <= MaxCounted {
@@ -44,9 +45,13 @@ func NextToCount(names []string, last string) []string {
 func CountAfter(
 	ctx context.Context, coll *mongo.Collection, position bson.Timestamp, limit int64,
 ) (n int64, oldest bson.Timestamp, err error) {
-	later := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: position}}}}
-	n, first, err := countAndFirst(ctx, coll, "envelopes", later, Indexes{Purge: true}, "ts", limit)
-	oldest.T, oldest.I, _ = first.TimestampOK()
+	// The count reads the index only, so it includes lists that contain a later stamp.
+	within := bson.E{Key: "$gt", Value: position}
+	counted, stamped := bson.D{{Key: "ts", Value: bson.D{within}}}, bson.D{envelope.Stamped(within)}
+	n, first, err := countAndFirst(ctx, coll, "envelopes", counted, stamped, Indexes{Purge: true}, "ts", limit)
+	if oldest.T, oldest.I, _ = first.TimestampOK(); oldest.IsZero() {
+		n = 0
+	}
 	return n, oldest, err
 }
 
@@ -59,10 +64,10 @@ const (
 	codeBadValue   = 2 // returned for a hint to an index that does not exist
 )
 
-// countAndFirst counts the envelopes that filter matches, up to limit, and returns the lowest value of field among them.
-// The value is missing if there is none. what names the envelopes in errors.
+// countAndFirst counts the envelopes that filter matches, up to limit, and returns the lowest value of field among the envelopes that
+// firstFilter matches. The value is missing if there is none. what names the envelopes in errors.
 func countAndFirst(
-	ctx context.Context, coll *mongo.Collection, what string, filter bson.D, indexes Indexes, field string, limit int64,
+	ctx context.Context, coll *mongo.Collection, what string, filter, firstFilter bson.D, indexes Indexes, field string, limit int64,
 ) (n int64, first bson.RawValue, err error) {
 	ns := mongodb.Namespace(coll)
 	n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit).SetHint(indexes.List()[0].Keys))
@@ -90,7 +95,7 @@ func countAndFirst(
 		SetProjection(bson.D{{Key: field, Value: 1}, {Key: "_id", Value: 0}})
 	var raw bson.Raw
 	err = mongodb.ReadUnindexed(func(hint any) (err error) {
-		raw, err = coll.FindOne(ctx, filter, opts.SetHint(hint)).Raw()
+		raw, err = coll.FindOne(ctx, firstFilter, opts.SetHint(hint)).Raw()
 		return err
 	})
 
@@ -106,7 +111,8 @@ func countAndFirst(
 func CountDue(
 	ctx context.Context, coll *mongo.Collection, slot slot.Range, limit int64,
 ) (n int64, first time.Time, err error) {
-	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", slot.AddFilter(isScheduled()), Indexes{Scheduled: true}, "dueAt", limit)
+	scheduled := slot.AddFilter(bson.D{envelope.Scheduled()})
+	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", scheduled, scheduled, Indexes{Scheduled: true}, "dueAt", limit)
 	if ms, ok := value.DateTimeOK(); ok {
 		first = time.UnixMilli(ms).UTC()
 	}
@@ -119,7 +125,7 @@ func OldestTS(ctx context.Context, coll *mongo.Collection) (bson.Timestamp, bool
 	var doc struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
-	stamped := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}}}}
+	stamped := bson.D{envelope.Stamped(bson.E{Key: "$gt", Value: bson.Timestamp{}})}
 	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})
 	err := mongodb.ReadUnindexed(func(hint any) error {

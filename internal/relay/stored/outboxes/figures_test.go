@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
@@ -49,8 +50,8 @@ func TestFiguresAreBounded(t *testing.T) {
 	}
 
 	for name, q := range map[string]struct{ filter, sort bson.D }{
-		"behind": {bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}}}}, bson.D{{Key: "ts", Value: 1}}},
-		"due":    {bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}}, bson.D{{Key: "dueAt", Value: 1}}},
+		"behind": {bson.D{envelope.Stamped(bson.E{Key: "$gt", Value: after})}, bson.D{{Key: "ts", Value: 1}}},
+		"due":    {bson.D{envelope.Scheduled()}, bson.D{{Key: "dueAt", Value: 1}}},
 	} {
 		var plan bson.Raw
 		if err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
@@ -62,4 +63,41 @@ func TestFiguresAreBounded(t *testing.T) {
 			t.Errorf("%s is no walk of an index: %s", name, text)
 		}
 	}
+}
+
+// TestAListOfTimesIsNoTime: a comparison matches a list by its elements.
+func TestAListOfTimesIsNoTime(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("outbox")
+	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
+		t.Fatal(err)
+	}
+	insert := func(ts, dueAt any) {
+		t.Helper()
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "ts", Value: ts}, {Key: "dueAt", Value: dueAt}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(want bson.Timestamp, n int64, due time.Time) {
+		t.Helper()
+		if oldest, found, err := outboxes.OldestTS(t.Context(), coll); oldest != want || found != (n > 0) || err != nil {
+			t.Errorf("the oldest is %v, %v, %v, want %v", oldest, found, err, want)
+		}
+		if pending, oldest, err := outboxes.CountAfter(t.Context(), coll, bson.Timestamp{T: 1}, 100); oldest != want || (pending > 0) != (n > 0) || err != nil {
+			t.Errorf("%d are pending, the oldest %v, %v, want %d, %v", pending, oldest, err, n, want)
+		}
+		if scheduled, first, err := outboxes.CountDue(t.Context(), coll, slot.Range{}, 100); scheduled != n || !first.Equal(due) || err != nil {
+			t.Errorf("%d are scheduled, the first %v, %v, want %d, %v", scheduled, first, err, n, due)
+		}
+		if has, err := outboxes.HasScheduled(t.Context(), coll, slot.Range{}); has != (n > 0) || err != nil {
+			t.Errorf("has scheduled envelopes: %v, %v", has, err)
+		}
+	}
+
+	early, due := bson.Timestamp{T: 10, I: 1}, time.UnixMilli(1_900_000_000_000).UTC()
+	insert(bson.A{early, bson.Timestamp{T: 20}}, bson.A{due.Add(-time.Hour), due})
+	insert("text", "text")
+	check(bson.Timestamp{}, 0, time.Time{})
+	insert(bson.Timestamp{T: 15, I: 1}, due)
+	check(bson.Timestamp{T: 15, I: 1}, 1, due)
 }

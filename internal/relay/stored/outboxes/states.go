@@ -6,6 +6,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
@@ -26,18 +27,13 @@ var PickedByID = bson.D{{Key: "_id", Value: 1}}
 // compares with the values that have a meaning, or with null, which matches both. $exists and the type
 // "missing" distinguish null from a missing field, so a condition on an envelope must not use them.
 
-// isScheduled returns the condition for an envelope that waits for its due time.
-func isScheduled(and ...bson.E) bson.D {
-	return append(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}}, and...)
-}
-
-// Unscheduled returns the condition for an envelope that the stream sends: one without a due time. A scheduled envelope is never
-// purged, even if its stamp is old (N25).
-func Unscheduled(and ...bson.E) bson.D {
+// WithoutDueAt returns the condition for an envelope that the stream may have sent: one without any value in dueAt. An envelope with
+// one is never purged, even if its stamp is old and the value is no date (N25).
+func WithoutDueAt(and ...bson.E) bson.D {
 	return append(and, bson.E{Key: "dueAt", Value: nil})
 }
 
 // HasScheduled reports whether coll holds a scheduled envelope of the slot.
 func HasScheduled(ctx context.Context, coll *mongo.Collection, slot slot.Range) (bool, error) {
-	return mongodb.Exists(ctx, coll, slot.AddFilter(isScheduled()))
+	return mongodb.Exists(ctx, coll, slot.AddFilter(bson.D{envelope.Scheduled()}))
 }

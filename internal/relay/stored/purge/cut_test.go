@@ -80,6 +80,8 @@ func TestCountPurgeableAgreesWithThePurge(t *testing.T) {
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}},
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}, {Key: "state", Value: "retry"}},
 		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: nil}, {Key: "state", Value: nil}},
+		// A list is no time.
+		bson.D{{Key: "_id", Value: "list"}, {Key: "ts", Value: bson.A{old, bson.Timestamp{T: 95}}}}, bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: bson.A{time.Now()}}},
 		bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(109, 0))}}, bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(110, 0))}},
 		bson.D{{Key: "_id", Value: outboxes.FirstObjectID(time.Unix(108, 0))}, {Key: "state", Value: "retry"}}, bson.D{{Key: "_id", Value: "timeless"}},
 	)
@@ -88,18 +90,18 @@ func TestCountPurgeableAgreesWithThePurge(t *testing.T) {
 	}
 
 	cut := Cut{Before: bson.Timestamp{T: 110}}
-	if n, err := CountPurgeable(t.Context(), coll, cut); err != nil || n != (Count{Stamped: 12, Unstamped: 2, Timeless: 1}) {
+	if n, err := CountPurgeable(t.Context(), coll, cut); err != nil || n != (Count{Stamped: 12, Unstamped: 2, Timeless: 2}) {
 		t.Fatalf("%+v, %v", n, err)
 	}
 
 	irregular := cut
 	irregular.IrregularIDs = true
-	if n, err := CountPurgeable(t.Context(), coll, irregular); err != nil || n != (Count{Stamped: 12, Timeless: 4}) {
+	if n, err := CountPurgeable(t.Context(), coll, irregular); err != nil || n != (Count{Stamped: 12, Timeless: 5}) {
 		t.Fatalf("with irregular ids: %+v, %v", n, err)
 	}
 
-	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 6)
-	// Two of the six envelopes are scheduled.
+	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 8)
+	// Four of the eight envelopes are scheduled, or have a list of times.
 	if err != nil || !first.More || first.Deleted != 4 {
 		t.Fatalf("%+v, %v", first, err)
 	}

@@ -18,16 +18,14 @@ import (
 
 // History is the delivery of a marked envelope, or an envelope that was requested by id. It has no payload.
 type History struct {
-	NS            string           `bson:"-"`
-	ID            bson.RawValue    `bson:"_id"`
-	AggregateType string           `bson:"aggregatetype"`
-	AggregateID   bson.RawValue    `bson:"aggregateid"`
-	Key           bson.RawValue    `bson:"key"`
-	Type          string           `bson:"type"`
-	TS            bson.Timestamp   `bson:"-"`      // zero: no stamp
-	SentAt        *time.Time       `bson:"sentAt"` // nil: not marked
-	Sent          []outboxes.Place `bson:"sent"`
-	DueAt         *time.Time       `bson:"dueAt"`
+	NS                  string
+	ID                  bson.RawValue
+	AggregateType, Type string // canonical texts
+	AggregateID, Key    bson.RawValue
+	TS                  bson.Timestamp // zero: no stamp
+	SentAt              *time.Time     // nil: not marked
+	Sent                []outboxes.Place
+	DueAt               *time.Time
 }
 
 // HistoryQuery selects envelopes by id, or marked envelopes by the time at which they were written and, if Key is not
@@ -61,24 +59,20 @@ var byStamp = listing.Order{Field: "ts", FieldIndex: true}
 // full, twice. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
 // is delivered between two pages is on a later page, and a purged envelope is missing.
 func SentHistory(ctx context.Context, coll *mongo.Collection, query HistoryQuery) (page HistoryPage, err error) {
-	type document struct {
-		History `bson:",inline"`
-		Stamp   bson.RawValue `bson:"ts"` // of any type
-	}
-	var docs []document
+	var docs []bson.Raw
 	coll = mongodb.Majority(coll)
 	doing := "reading the history of " + mongodb.Namespace(coll)
 	fields := options.Find().SetProjection(query.Mapping.Project("aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "dueAt"))
 
 	if len(query.IDs) > 0 {
 		byID := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: query.IDs}}}}
-		docs, err = mongodb.FindAll[document](ctx, coll, doing, byID, fields.SetSort(bson.D{{Key: "_id", Value: 1}}))
+		docs, err = mongodb.FindAll[bson.Raw](ctx, coll, doing, byID, fields.SetSort(bson.D{{Key: "_id", Value: 1}}))
 	} else {
 		limit := min(query.Limit, MaxHistory)
 		if limit <= 0 {
 			limit = defaultHistoryLimit
 		}
-		docs, page.Next, err = listing.ReadPage[document](ctx, coll, byStamp, query.filterSent(), query.After, limit, fields)
+		docs, page.Next, err = listing.ReadPage[bson.Raw](ctx, coll, byStamp, query.filterSent(), query.After, limit, fields)
 		err = mongodb.DescribeError(err, doing, "find", mongodb.Namespace(coll))
 	}
 	if err != nil {
@@ -86,13 +80,39 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, query HistoryQuery
 	}
 
 	page.Envelopes = make([]History, len(docs))
-	for i, d := range docs {
-		page.Envelopes[i] = d.History
-		page.Envelopes[i].NS = mongodb.Namespace(coll)
-		// A service may have stored any type.
-		page.Envelopes[i].TS.T, page.Envelopes[i].TS.I, _ = d.Stamp.TimestampOK()
+	for i, raw := range docs {
+		page.Envelopes[i] = newHistory(mongodb.Namespace(coll), raw)
 	}
 	return page, nil
+}
+
+// newHistory reads an envelope. A service may have stored any type in each field, and a field of another type counts as missing.
+func newHistory(ns string, raw bson.Raw) History {
+	history := History{
+		NS:            ns,
+		ID:            raw.Lookup("_id"),
+		AggregateType: envelope.CanonicalText(raw.Lookup("aggregatetype")),
+		AggregateID:   raw.Lookup("aggregateid"),
+		Key:           raw.Lookup("key"),
+		Type:          envelope.CanonicalText(raw.Lookup("type")),
+		TS:            outboxes.Stamp(raw),
+		SentAt:        findTime(raw, "sentAt"),
+		DueAt:         findTime(raw, "dueAt"),
+	}
+
+	if raw.Lookup("sent").Unmarshal(&history.Sent) != nil {
+		history.Sent = nil
+	}
+	return history
+}
+
+func findTime(raw bson.Raw, field string) *time.Time {
+	ms, ok := raw.Lookup(field).DateTimeOK()
+	if !ok {
+		return nil
+	}
+	at := time.UnixMilli(ms).UTC()
+	return &at
 }
 
 // filterSent returns the filter for the marked envelopes of the window and of the key. A list of stamps is not a stamp.
@@ -102,9 +122,9 @@ func (q HistoryQuery) filterSent() bson.D {
 	if !q.To.IsZero() {
 		window = append(window, bson.E{Key: "$lte", Value: outboxes.LastStampBefore(q.To)})
 	}
-	return append(outboxes.Unscheduled(
-		bson.E{Key: "ts", Value: append(window, noArray)},
-		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}},
+	return append(outboxes.WithoutDueAt(
+		envelope.Stamped(window...),
+		envelope.Marked(),
 	), keyFilter(q.Mapping, q.Key)...)
 }
 

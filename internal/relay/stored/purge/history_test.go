@@ -121,3 +121,37 @@ func TestKeyForms(t *testing.T) {
 		}
 	}
 }
+
+// The fields of an envelope may have any type. A field of another type counts as missing, and the others are read.
+func TestHistoryReadsEnvelopesOfAnyForm(t *testing.T) {
+	t.Parallel()
+	coll := newOutbox(t)
+	stamp, now := bson.Timestamp{T: 1000, I: 1}, time.UnixMilli(1_900_000_000_000).UTC()
+	for _, doc := range []bson.D{
+		{{Key: "_id", Value: "flag"}, {Key: "ts", Value: stamp}, {Key: "type", Value: "T"}, {Key: "sent", Value: true}, {Key: "sentAt", Value: now}},
+		{{Key: "_id", Value: "numbers"}, {Key: "ts", Value: stamp}, {Key: "aggregatetype", Value: int32(3)}, {Key: "type", Value: bson.D{}}, {Key: "sent", Value: bson.A{1}}, {Key: "sentAt", Value: now}},
+		{{Key: "_id", Value: "due"}, {Key: "ts", Value: stamp}, {Key: "sentAt", Value: now}, {Key: "dueAt", Value: "x"}},
+		{{Key: "_id", Value: "a list of stamps"}, {Key: "ts", Value: bson.A{stamp}}, {Key: "sentAt", Value: now}},
+		{{Key: "_id", Value: "a list of marks"}, {Key: "ts", Value: stamp}, {Key: "sentAt", Value: bson.A{now}}},
+		{{Key: "_id", Value: "a text as mark"}, {Key: "ts", Value: stamp}, {Key: "sentAt", Value: "now"}},
+	} {
+		if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+		id := doc[0].Value.(string)
+		page, err := SentHistory(t.Context(), coll, HistoryQuery{IDs: []eventid.ID{eventid.New(id)}})
+		if err != nil || len(page.Envelopes) != 1 || page.Envelopes[0].ID.StringValue() != id || page.Envelopes[0].Sent != nil {
+			t.Errorf("%s: %+v, %v", id, page, err)
+		}
+	}
+
+	page, err := SentHistory(t.Context(), coll, HistoryQuery{})
+	if err != nil || len(page.Envelopes) != 2 {
+		t.Fatalf("%+v, %v", page, err)
+	}
+	for i, id := range []string{"flag", "numbers"} {
+		if e := page.Envelopes[i]; e.ID.StringValue() != id || e.SentAt == nil || !e.SentAt.Equal(now) || e.TS != stamp || e.DueAt != nil {
+			t.Errorf("%+v, want %s", e, id)
+		}
+	}
+}

@@ -121,7 +121,7 @@ type Count struct {
 }
 
 // CountPurgeable counts the envelopes that a purge up to the cut would remove or stamp. It counts envelopes with a stamp by
-// the index alone, and subtracts the scheduled ones among them. It reads the ids of the others.
+// the index alone, and subtracts the others among them. It reads the ids of the others.
 func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (counted Count, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
@@ -135,6 +135,8 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (count
 	}
 	counted.Stamped = count(bson.D{within})
 	counted.Stamped -= count(bson.D{{Key: "dueAt", Value: present}, within})
+	// A list that contains a stamp is among the envelopes without one.
+	counted.Stamped -= count(outboxes.WithoutDueAt(within, outboxes.Unstamped()))
 	counted.Stamped = max(counted.Stamped, 0)
 	if err != nil {
 		return Count{}, mongodb.DescribeError(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
@@ -142,7 +144,7 @@ func CountPurgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (count
 
 	for _, ids := range append(cut.expiredIDs(), cut.timelessIDs(time.Now())) {
 		err := mongodb.FindEach(ctx, coll, "counting envelopes to purge of "+mongodb.Namespace(coll),
-			outboxes.Unscheduled(ids, outboxes.Unstamped()),
+			outboxes.WithoutDueAt(ids, outboxes.Unstamped()),
 			func(raw bson.Raw) error {
 				if cut.isExpired(raw.Lookup("_id")) {
 					counted.Unstamped++

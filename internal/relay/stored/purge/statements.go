@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
@@ -36,32 +37,29 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Tim
 	if !more {
 		bound = "$lt"
 	}
-	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.Unscheduled(bson.E{Key: "ts", Value: bson.D{
-		{Key: "$gt", Value: start}, {Key: bound, Value: upto}, noArray,
-	}}))
+	within := envelope.Stamped(bson.E{Key: "$gt", Value: start}, bson.E{Key: bound, Value: upto})
+	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.WithoutDueAt(within))
 	if err != nil {
 		return Purged{}, mongodb.DescribeError(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
 	}
 	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
 }
 
-// noArray excludes lists of stamps from a range. Without it, a list matches if its elements satisfy the two bounds.
-var noArray = bson.E{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}
-
 // readNthStamp returns the n-th stamp in (start, end) and true. If there are fewer, it returns end and false. It
 // normally reads the index only.
 func readNthStamp(
 	ctx context.Context, coll *mongo.Collection, start, end bson.Timestamp, n int,
 ) (bson.Timestamp, bool, error) {
-	within := bson.D{{Key: "$gt", Value: start}, {Key: "$lt", Value: end}}
+	bounds := bson.D{{Key: "$gt", Value: start}, {Key: "$lt", Value: end}}
 	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(max(n, 1) - 1)).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})
 
-	for {
+	// The first attempt reads the index only. If the n-th entry is an element of a list, the second one also reads documents.
+	for _, within := range []bson.E{{Key: "ts", Value: bounds}, envelope.Stamped(bounds...)} {
 		var last struct {
 			TS bson.RawValue `bson:"ts"`
 		}
-		err := coll.FindOne(ctx, bson.D{{Key: "ts", Value: within}}, opts).Decode(&last)
+		err := coll.FindOne(ctx, bson.D{within}, opts).Decode(&last)
 		seconds, i, stamp := last.TS.TimestampOK()
 		switch {
 		case errors.Is(err, mongo.ErrNoDocuments):
@@ -70,11 +68,7 @@ func readNthStamp(
 			return bson.Timestamp{}, false, err
 		case stamp:
 			return bson.Timestamp{T: seconds, I: i}, true, nil
-		case len(within) > 2:
-			return end, false, nil
 		}
-
-		// The n-th entry of the index is an element of a list. The condition that excludes lists also reads documents.
-		within = append(within, noArray)
 	}
+	return end, false, nil
 }

@@ -116,7 +116,7 @@ func (c *Candidates) readIDs(ctx context.Context, coll *mongo.Collection, ids bs
 	// A document that a majority does not have yet may be rolled back, and another one inserted with its id.
 	ns := mongodb.Namespace(coll)
 	return mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for envelopes to purge of "+ns,
-		outboxes.Unscheduled(ids, outboxes.Unstamped()),
+		outboxes.WithoutDueAt(ids, outboxes.Unstamped()),
 		func(raw bson.Raw) error {
 			id := mongodb.CloneValue(raw.Lookup("_id"))
 			if cut.isExpired(id) {
@@ -165,7 +165,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 
 	// The statement checks again: an envelope may have got a state or a stamp since it was read.
 	filter := func(ids []bson.RawValue) bson.D {
-		return outboxes.Unscheduled(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, outboxes.Unstamped())
+		return outboxes.WithoutDueAt(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, outboxes.Unstamped())
 	}
 	ns := mongodb.Namespace(coll)
 	if part := c.expired[:min(n, len(c.expired))]; len(part) > 0 {

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
@@ -26,15 +27,15 @@ const (
 
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
 
-// streamFilter matches the envelopes that the stream has to send, together with the conditions in and.
+// streamFilter matches the envelopes that the stream has to send or to move to the dead letters, together with the conditions in and.
 // An envelope with a due time is sent for another reason, and one with sentAt was sent.
 func streamFilter(and ...bson.E) bson.D {
-	return append(bson.D{{Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
+	return append(bson.D{envelope.Unscheduled(), {Key: "sentAt", Value: nil}}, and...)
 }
 
 // stampedFilter matches the envelopes with a stamp in (after, until].
 func stampedFilter(after, until bson.Timestamp) bson.D {
-	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}})
+	return streamFilter(envelope.Stamped(bson.E{Key: "$gt", Value: after}, bson.E{Key: "$lte", Value: until}))
 }
 
 // unstampedFilter matches the envelopes without a stamp, except those with an ObjectId whose time is in leftOut.
@@ -106,7 +107,7 @@ func (s *source) openCursor(ctx context.Context) error {
 	opts := options.Find().SetBatchSize(firstResponse)
 	filter := unstampedFilter(s.leftOut)
 	if !s.unstamped {
-		// More documents may have the last stamp. Those that were read are left out by their ids.
+		// More documents may have the last stamp. The documents that were read are left out by their ids.
 		after := s.last
 		if len(s.idsAtLast) > 0 {
 			after = mongodb.Preceding(after)

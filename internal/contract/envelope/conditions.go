@@ -1,0 +1,38 @@
+package envelope
+
+import (
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// The conditions in this file decide by its times what an envelope is. A list that contains a time is no time, neither here nor for
+// [Parse]. But a comparison in a filter matches a list if one of its elements matches, and a list matches two bounds by two
+// elements. Every filter on a time of an envelope therefore comes from here. A comparison with a time matches only values of its type.
+
+// noList excludes lists from a comparison. The bounds beside it still limit what the server reads of an index.
+var noList = bson.E{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}
+
+// Stamped returns the condition for an envelope whose stamp is within bounds, such as $gt and $lte.
+func Stamped(bounds ...bson.E) bson.E {
+	return bson.E{Key: "ts", Value: append(slices.Clone(bson.D(bounds)), noList)}
+}
+
+// Scheduled returns the condition for an envelope with a due time within bounds. Without bounds, it is any time.
+func Scheduled(bounds ...bson.E) bson.E { return bson.E{Key: "dueAt", Value: dateWithin(bounds)} }
+
+// Unscheduled returns the condition for an envelope that the stream sends, or moves to the dead letters: every envelope
+// without a due time, also if its dueAt has another type.
+func Unscheduled() bson.E {
+	return bson.E{Key: "$nor", Value: bson.A{bson.D{Scheduled()}}}
+}
+
+// Marked returns the condition for an envelope with the time of its delivery.
+func Marked() bson.E { return bson.E{Key: "sentAt", Value: dateWithin(nil)} }
+
+func dateWithin(bounds bson.D) bson.D {
+	if len(bounds) == 0 {
+		bounds = bson.D{{Key: "$type", Value: "date"}}
+	}
+	return append(slices.Clone(bounds), noList)
+}
