@@ -221,7 +221,7 @@ func newProblemCard(problem admin.Problem, view *view) problemCard {
 		card.setSlotAction("resume", "Resume")
 	case problems.Lagging:
 		card.Link, card.LinkText = view.Link("/topics"), "Show the topics"
-	case problems.OplogUsed, problems.OutboxNotReadable, problems.CountsFail:
+	case problems.OplogUsed, problems.OutboxNotReadable, problems.PurgeFails, problems.CountsFail:
 		// Their fix is outside of the page, and this command explains it.
 		card.Command = cmp.Or(problem.Command, "outrelay doctor")
 	case problems.LostHistoryFound, problems.EventsDiscarded:

@@ -121,7 +121,13 @@ func (l *list) expiredAt(slot *SlotStatus) *time.Time {
 func (w *SlotStatus) steps() []readiness.Problem {
 	steps := make([]readiness.Problem, len(w.Problems))
 	for i, problem := range w.Problems {
-		steps[i] = readiness.Problem{Part: problem.Part, Text: problem.Text, Since: problem.Since, For: time.Duration(problem.ForS * float64(time.Second))}
+		steps[i] = readiness.Problem{
+			Part:   problem.Part,
+			Object: problem.Object,
+			Text:   problem.Text,
+			Since:  problem.Since,
+			For:    time.Duration(problem.ForS * float64(time.Second)),
+		}
 	}
 	return steps
 }
@@ -214,6 +220,7 @@ var kindsOfParts = map[string]Kind{
 	"kafka":             KafkaUnreachable,
 	"mongodb reachable": MongoUnreachable,
 	"kafka reachable":   KafkaUnreachable,
+	"purge":             PurgeFails,
 }
 
 // addSteps adds the steps of an owner or a process that fail for long. object is the slot, and node the process of its owner.
@@ -228,7 +235,15 @@ func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem)
 			kind = StepFails
 		}
 
-		failing := object
+		// It follows from the outage.
+		away := func(known Problem) bool {
+			return known.Kind == MongoUnreachable && (known.Object == object || known.Object == node)
+		}
+		if kind == PurgeFails && slices.ContainsFunc(l.problems, away) {
+			continue
+		}
+
+		failing := cmp.Or(step.Object, object)
 		if strings.HasSuffix(step.Part, " reachable") {
 			failing = node
 		}
@@ -236,6 +251,10 @@ func (l *list) addSteps(watcher, object, node string, steps []readiness.Problem)
 		problem := Problem{
 			Kind: kind, Severity: Fail, Watcher: watcher, Object: failing, Title: SpecOf(kind).Title + ": " + failing, Since: &since, ForS: step.For.Seconds(),
 			Detail: step.Part + ": " + step.Text,
+		}
+		// The slot works on the other objects.
+		if step.Object != "" {
+			problem.Severity, problem.Detail = Warn, step.Text
 		}
 		// Several parts may fail in the same way. Several slots of a process report the same part.
 		same := l.findSame(problem)

@@ -40,6 +40,7 @@ const (
 	WaitingStuck      Kind = "waiting_stuck"
 	ScheduledOverdue  Kind = "scheduled_overdue"
 	OutboxNotReadable Kind = "outbox_not_readable"
+	PurgeFails        Kind = "purge_fails"
 	CountsFail        Kind = "counts_fail"
 )
 
@@ -187,6 +188,11 @@ var specs = []Spec{
 		Kind: ScheduledOverdue, Severities: []Severity{Warn}, Title: "Scheduled events are overdue",
 		Consequence: "these events are sent late",
 		Fix:         "check the topic, and the index on dueAt with outrelay setup --dry-run",
+	},
+	{
+		Kind: PurgeFails, Severities: []Severity{Warn}, Title: "The purge fails",
+		Consequence: "its delivered events stay and use space; sending is not affected",
+		Fix:         "remove the named cause, such as a missing right or a validator that rejects ts; the purge is repeated within 10 minutes",
 	},
 	{
 		Kind: Paused, Severities: []Severity{Warn}, Title: "An operator paused a slot",

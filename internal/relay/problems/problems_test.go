@@ -79,6 +79,12 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			"fail mongodb_unreachable/orders", "fail kafka_unreachable/n1", "fail stream_stopped/orders", "fail write_rejected/orders", "fail position_stopped/orders",
 			"fail step_fails/orders",
 		}},
+		"a purge that fails": {of(func(s *SlotStatus) {
+			s.Problems = []SlotProblem{{Part: "purge", Object: "shop.outbox", Text: "x", ForS: 31}, {Part: "purge", Object: "shop.other", Text: "x", ForS: 31}}
+		}), []string{"warn purge_fails/shop.other", "warn purge_fails/shop.outbox"}},
+		"a purge that fails in an outage": {of(func(s *SlotStatus) {
+			s.Problems = []SlotProblem{{Part: "mongodb", Text: "x", ForS: 31}, {Part: "purge", Object: "shop.outbox", Text: "x", ForS: 31}}
+		}), []string{"fail mongodb_unreachable/orders"}},
 		"the steps of this process replace the stored ones": {Facts{
 			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},

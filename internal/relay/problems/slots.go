@@ -71,10 +71,11 @@ type UnwritableTopic struct {
 
 // SlotProblem is a step of the owner that fails and is repeated.
 type SlotProblem struct {
-	Part  string    `bson:"part" json:"part"` // such as stream, ledger, mongodb, kafka
-	Text  string    `bson:"text" json:"text"`
-	Since time.Time `bson:"since" json:"since"`
-	ForS  float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
+	Part   string    `bson:"part" json:"part"`               // such as stream, ledger, mongodb, kafka
+	Object string    `bson:"object" json:"object,omitempty"` // "", or the object that the step fails for
+	Text   string    `bson:"text" json:"text"`
+	Since  time.Time `bson:"since" json:"since"`
+	ForS   float64   `bson:"-" json:"for_s"` // seconds since then, until the owner's report
 }
 
 // Incident is something that has happened to events of the slot. It has one of the fields Lost and Discarded.

@@ -3,6 +3,7 @@ package process_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -61,4 +62,54 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	}
 
 	stacktest.Eventually(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS != nil && *w.LagS == 0 })
+}
+
+// While no owner ran, collections got watched names and were dropped, one was renamed on to a name that is not watched, and one got
+// its first name back. The events after them are not delayed.
+func TestRenamedCollectionsThatAreGoneDelayNoOther(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	watch := "watch=" + b.db.Name() + ".outbox*"
+	stop := b.start(watch, "node=a")
+	b.append(1)
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	rename := func(from, to string) {
+		t.Helper()
+		if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
+			{Key: "renameCollection", Value: b.db.Name() + "." + from}, {Key: "to", Value: b.db.Name() + "." + to},
+		}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const renames = 10
+	for i := range renames {
+		from, to := fmt.Sprint("stash", i), fmt.Sprint("outbox_", i)
+		if err := b.db.CreateCollection(t.Context(), from); err != nil {
+			t.Fatal(err)
+		}
+		rename(from, to)
+		switch i {
+		case 0:
+			rename(to, "elsewhere")
+		case 1:
+			rename(to, from)
+		default:
+			if err := b.db.Collection(to).Drop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.append(1)
+
+	b.start(watch, "node=b")
+	b.waitOwned("b")
+	began := time.Now()
+	b.consume(2)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("%d renames delayed an event by %s", renames, took.Round(time.Second))
+	}
 }

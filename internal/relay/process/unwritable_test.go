@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -53,4 +54,50 @@ func TestATopicForWhichOnlySideDeliveriesWaitIsAProblem(t *testing.T) {
 	read.topic = missing
 	read.consume(1)
 	stacktest.Eventually(t, "no event waits", func() bool { return b.countWaiting(bson.D{}) == 0 && len(b.status().Unwritable) == 0 })
+}
+
+// A topic was deleted, and created again with fewer partitions or not at all. The next owner finds that in its takeover, and the fix
+// and the command contain the number of partitions that the records had.
+func TestATakeoverNamesThePartitionsThatATopicNeeds(t *testing.T) {
+	t.Parallel()
+	for name, partitions := range map[string]int{"smaller": 2, "missing": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			topic := stacktest.NewTopics(t).Create(name, 6)
+			appendRound := func(round string) {
+				t.Helper()
+				for i := range 30 {
+					e := event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "Placed", event.Bytes("", []byte(round)), event.WithTopic(topic))
+					if err := b.box.Append(t.Context(), e); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+
+			stop := b.start("node=a")
+			appendRound("first")
+			read := *b
+			read.topic = topic
+			read.consume(30)
+			stacktest.Eventually(t, "the position is stored", func() bool { return b.status().Unresolved == 0 })
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+
+			deleteTopics(t, []string{topic})
+			if partitions > 0 {
+				stacktest.CreateTopicOn(t, stacktest.Brokers(t), topic, partitions, 1)
+			}
+			appendRound("second")
+			var relay *process.Relay
+			b.startAs(func(r *process.Relay) { relay = r }, "node=b")
+			stacktest.EventuallyIn(t, time.Minute, "the fix has the number of partitions", func() bool {
+				return slices.ContainsFunc(relay.Problems(), func(problem problems.Problem) bool {
+					return problem.Kind == problems.TopicUnwritable && problem.Object == topic && problem.Partitions == 6 &&
+						strings.Contains(problem.Fix, "outrelay topics create "+topic+" --partitions 6") && problem.Command != ""
+				})
+			}, func() any { return relay.Problems() })
+		})
+	}
 }

@@ -7,9 +7,11 @@
 package readiness
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -33,17 +35,21 @@ const (
 )
 
 // State contains the phase and the problems of a process or slot, for health and status. Each part
-// has at most one problem. It is safe for concurrent use.
+// has at most one problem, and one more for each object. It is safe for concurrent use.
 type State struct {
 	mu           sync.Mutex
 	phase        Phase
-	problems     map[string]problem   // by part
+	problems     map[problemKey]problem
 	unreadyAfter time.Duration        // an older problem makes the process not ready
 	hung         bool                 // a stage does not move
 	pulses       map[string]time.Time // when the loops that must not hang last moved
 	now          func() time.Time
 	log          *slog.Logger
 }
+
+// problemKey names a part and, if the problem concerns a single object of many, this object. Such a problem leaves the
+// process ready.
+type problemKey struct{ part, object string }
 
 type problem struct {
 	text  string
@@ -56,7 +62,7 @@ type problem struct {
 func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
 	return &State{
 		phase:        PhaseStarting,
-		problems:     map[string]problem{},
+		problems:     map[problemKey]problem{},
 		pulses:       map[string]time.Time{},
 		unreadyAfter: unreadyAfter,
 		now:          now,
@@ -74,26 +80,31 @@ func (s *State) SetPhase(phase Phase) {
 // SetProblem sets the problem of part. If text is empty, part has no problem any more. It reports
 // whether the problem has changed.
 func (s *State) SetProblem(part, text string) bool {
-	return s.setProblem(part, problem{text: text})
+	return s.setProblem(problemKey{part: part}, problem{text: text})
+}
+
+// SetObjectProblem is SetProblem of a problem that concerns a single object of part. It leaves the process ready.
+func (s *State) SetObjectProblem(part, object, text string) bool {
+	return s.setProblem(problemKey{part, object}, problem{text: text})
 }
 
 // SetFatalProblem is SetProblem of a problem that makes the process not ready at once.
 func (s *State) SetFatalProblem(part, text string) bool {
-	return s.setProblem(part, problem{text: text, fatal: true})
+	return s.setProblem(problemKey{part: part}, problem{text: text, fatal: true})
 }
 
 // SetProblemSince is SetProblem of a problem that began at the time began.
 func (s *State) SetProblemSince(part, text string, began time.Time) bool {
-	return s.setProblem(part, problem{text: text, since: began})
+	return s.setProblem(problemKey{part: part}, problem{text: text, since: began})
 }
 
-// setProblem sets the problem of part. If next.since is zero, the problem continues that of part, or begins now.
-func (s *State) setProblem(part string, next problem) bool {
+// setProblem sets the problem of key. If next.since is zero, the problem continues the previous problem, or begins now.
+func (s *State) setProblem(key problemKey, next problem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old, had := s.problems[part]
+	old, had := s.problems[key]
 	if next.text == "" {
-		delete(s.problems, part)
+		delete(s.problems, key)
 		return had
 	}
 
@@ -103,7 +114,7 @@ func (s *State) setProblem(part string, next problem) bool {
 			next.since = old.since
 		}
 	}
-	s.problems[part] = next
+	s.problems[key] = next
 	return old.text != next.text
 }
 
@@ -131,31 +142,41 @@ func (s *State) ReportFatalProblem(part string, err error) {
 	}
 }
 
-// ClearProblems removes the problems of parts.
+// ClearProblems removes the problems of parts, also those of their objects.
 func (s *State) ClearProblems(parts ...string) {
-	for _, p := range parts {
-		s.SetProblem(p, "")
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.problems, func(key problemKey, _ problem) bool { return slices.Contains(parts, key.part) })
 }
 
 // Problem is a problem of a part, for status and metrics.
 type Problem struct {
-	Part  string
-	Text  string // without secrets
-	Since time.Time
-	For   time.Duration // until now
-	Fatal bool          // only a person can fix it
+	Part   string
+	Object string // "", or the object that the problem concerns
+	Text   string // without secrets
+	Since  time.Time
+	For    time.Duration // until now
+	Fatal  bool          // only a person can fix it
 }
 
-// Problems returns the current problems, sorted by part.
+// Problems returns the current problems, sorted by part and object.
 func (s *State) Problems() []Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []Problem
-	for part, p := range s.problems {
-		list = append(list, Problem{Part: part, Text: logging.Clean(p.text), Since: p.since, For: s.now().Sub(p.since), Fatal: p.fatal})
+	for key, p := range s.problems {
+		list = append(list, Problem{
+			Part:   key.part,
+			Object: key.object,
+			Text:   logging.Clean(p.text),
+			Since:  p.since,
+			For:    s.now().Sub(p.since),
+			Fatal:  p.fatal,
+		})
 	}
-	slices.SortFunc(list, func(a, b Problem) int { return strings.Compare(a.Part, b.Part) })
+	slices.SortFunc(list, func(a, b Problem) int {
+		return cmp.Or(strings.Compare(a.Part, b.Part), strings.Compare(a.Object, b.Object))
+	})
 	return list
 }
 
@@ -203,18 +224,22 @@ func (s *State) Live() error {
 }
 
 // Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
-// a problem lasts longer than the readiness time, or if only a person can fix it.
+// a problem lasts longer than the readiness time, or if only a person can fix it. The problem of an object
+// is no reason.
 func (s *State) Ready() (ok bool, phase string, reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ok = s.phase != PhaseStarting && s.phase != PhaseHalted
 
-	for part, p := range s.problems {
+	for key, p := range s.problems {
+		if key.object != "" {
+			continue
+		}
 		age := s.now().Sub(p.since)
 		if p.fatal || age >= s.unreadyAfter {
 			ok = false
 		}
-		reason := fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second))
+		reason := fmt.Sprintf("%s: %s (for %s)", key.part, logging.Clean(p.text), age.Truncate(time.Second))
 		reasons = append(reasons, reason)
 	}
 	slices.Sort(reasons)

@@ -35,6 +35,15 @@ func TestReadiness(t *testing.T) {
 	}
 
 	s.ClearProblems("kafka")
+	s.SetObjectProblem("purge", "shop.outbox", "x")
+	s.SetObjectProblem("purge", "shop.other", "x")
+	now = now.Add(31 * time.Second)
+	if ok, _, reasons := s.Ready(); !ok || len(reasons) > 0 || len(s.Problems()) != 2 {
+		t.Fatalf("%v %q %v: want a ready process with a problem of each object", ok, reasons, s.Problems())
+	}
+	if s.ClearProblems("purge"); len(s.Problems()) > 0 {
+		t.Fatalf("the problems of objects remain: %v", s.Problems())
+	}
 	s.SetFatalProblem("halted", "x")
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("what needs a person is not ready at once")

@@ -205,7 +205,7 @@ func (o *chaosOwner) moveGeneration() {
 	var unsure []record.TopicPartition
 	held := o.s.Quarantined()
 	for p := range chaosParts {
-		if held[at(o.topic, p)] == "" && !o.fenced[p].Load() && o.unacked[p].Load() {
+		if held[at(o.topic, p)] == healthy && !o.fenced[p].Load() && o.unacked[p].Load() {
 			unsure = append(unsure, at(o.topic, p))
 		}
 	}

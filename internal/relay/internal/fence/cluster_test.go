@@ -93,7 +93,7 @@ func (k cluster) placeTopic(tb testing.TB, minISR string, replicas [][]int) stri
 			return false
 		}
 		for i, p := range h.layout.Topics[name].Partitions {
-			if p.Replicas != len(replicas[i]) || p.ISR != p.Replicas || h.Reason(at(name, i)) != "" {
+			if p.Replicas != len(replicas[i]) || p.ISR != p.Replicas || h.Reason(at(name, i)) != healthy {
 				return false
 			}
 		}

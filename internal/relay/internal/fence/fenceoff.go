@@ -27,7 +27,7 @@ func (c *Client) FenceOff(ctx context.Context, input In) ([]record.Sender, error
 
 	for tp, reason := range out.Quarantined {
 		return nil, fmt.Errorf("fencing %s: %d partitions cannot be fenced now, such as %s/%d: %s",
-			input.TransactionalID, len(out.Quarantined), tp.Topic, tp.Partition, reason)
+			input.TransactionalID, len(out.Quarantined), tp.Topic, tp.Partition, reason.Cause)
 	}
 
 	// The last sender is this call, which never sends.

@@ -21,45 +21,48 @@ type Health struct {
 
 // Healthy returns the partitions of list that can take a marker.
 func (h *Health) Healthy(list []record.TopicPartition) []record.TopicPartition {
-	var healthy []record.TopicPartition
+	var found []record.TopicPartition
 	for _, tp := range list {
-		if h.Reason(tp) == "" {
-			healthy = append(healthy, tp)
+		if h.Reason(tp) == healthy {
+			found = append(found, tp)
 		}
 	}
-	return healthy
+	return found
 }
 
-// Reason returns why a partition cannot take a marker, for operators. It is empty for a healthy one.
-// Kafka limits min.insync.replicas to the number of replicas.
-func (h *Health) Reason(tp record.TopicPartition) string {
+// healthy is the reason of a partition that can take a marker.
+var healthy kafkawire.Obstacle
+
+// Reason returns why a partition cannot take a marker, for operators. Its kind is set if the topic has to be created or needs
+// more partitions. Kafka limits min.insync.replicas to the number of replicas.
+func (h *Health) Reason(tp record.TopicPartition) kafkawire.Obstacle {
 	layout := h.layout.Topics[tp.Topic]
 	if layout.Err != nil {
 		return explainMissing(tp.Topic, layout.Err)
 	}
 	if int(tp.Partition) >= len(layout.Partitions) {
-		return fmt.Sprintf("topic %s has no partition %d", tp.Topic, tp.Partition)
+		return kafkawire.Obstacle{Kind: kafkawire.TopicTooSmall, Cause: fmt.Sprintf("topic %q no longer has a partition %d", tp.Topic, tp.Partition)}
 	}
 
 	partitionLayout := layout.Partitions[tp.Partition]
 	least := min(h.minISR[tp.Topic], partitionLayout.Replicas)
 	switch {
 	case partitionLayout.Leader < 0:
-		return "no leader"
+		return kafkawire.Obstacle{Cause: "no leader"}
 	case partitionLayout.ISR < least:
-		return fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", partitionLayout.ISR, least)
+		return kafkawire.Obstacle{Cause: fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", partitionLayout.ISR, least)}
 	}
-	return ""
+	return healthy
 }
 
-func explainMissing(topic string, err error) string {
+func explainMissing(topic string, err error) kafkawire.Obstacle {
 	switch {
 	case errors.Is(err, kafkawire.UnknownTopicOrPartition):
-		return "topic " + topic + " does not exist: create it"
+		return kafkawire.Obstacle{Kind: kafkawire.TopicMissing, Cause: fmt.Sprintf("topic %q does not exist", topic)}
 	case errors.Is(err, kafkawire.TopicAuthorizationFailed):
-		return "topic " + topic + " may not be described: grant DESCRIBE, READ and WRITE on it"
+		return kafkawire.Obstacle{Cause: "topic " + topic + " may not be described: grant DESCRIBE, READ and WRITE on it"}
 	}
-	return "topic " + topic + ": " + err.Error()
+	return kafkawire.Obstacle{Cause: "topic " + topic + ": " + err.Error()}
 }
 
 // Health reads the state of topics from a broker.

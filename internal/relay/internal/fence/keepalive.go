@@ -73,7 +73,7 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 	// A partition that lacks a replica is one failure away from hanging the id. It still needs its
 	// marker before its state expires.
 	health, err := s.client.Health(ctx, []string{tp.Topic})
-	if err != nil || health.Reason(tp) != "" {
+	if err != nil || health.Reason(tp) != healthy {
 		return false, context.Cause(ctx)
 	}
 	// The marker will be at or above the present end, so the read begins there.

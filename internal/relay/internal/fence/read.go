@@ -180,7 +180,7 @@ func groupByLeader(list []*reading, health *Health) map[string][]*reading {
 
 		leader := health.layout.LeaderAddr(p.TopicPartition)
 		if leader == "" {
-			p.err = errors.New(health.Reason(p.TopicPartition))
+			p.err = errors.New(health.Reason(p.TopicPartition).Cause)
 			continue
 		}
 		// A partition whose fetch has failed waits for its next attempt.

@@ -43,15 +43,15 @@ func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, e
 		return released, context.Cause(ctx)
 	}
 	for _, tp := range waiting {
-		if why := health.Reason(tp); why != "" {
+		if why := health.Reason(tp); why != healthy {
 			s.setReason(tp, why)
 		}
 	}
 
 	// The read continues where the last one ended.
-	healthy := health.Healthy(waiting)
-	list := make([]*reading, 0, len(healthy))
-	for _, tp := range healthy {
+	readable := health.Healthy(waiting)
+	list := make([]*reading, 0, len(readable))
+	for _, tp := range readable {
 		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp)})
 	}
 	reader := s.newReader()
@@ -83,7 +83,7 @@ func (s *Session) heldTail(tp record.TopicPartition) *Tail {
 }
 
 // setReason notes why a partition is in quarantine.
-func (s *Session) setReason(tp record.TopicPartition, reason string) {
+func (s *Session) setReason(tp record.TopicPartition, reason kafkawire.Obstacle) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held[tp].reason = reason
@@ -118,7 +118,7 @@ func (s *Session) writeBarriers(ctx context.Context, tp record.TopicPartition, h
 		}
 		if err != nil {
 			id := s.formatID(x.generation)
-			s.setReason(tp, fmt.Sprintf("the marker of transactional id %s cannot be written: %v", id, err))
+			s.setReason(tp, kafkawire.Obstacle{Cause: fmt.Sprintf("the marker of transactional id %s cannot be written: %v", id, err)})
 		}
 	}
 	return nil

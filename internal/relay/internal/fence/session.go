@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
 // Session is the identity with which an owner sends, and the partitions that it may not write to yet.
@@ -39,7 +40,7 @@ type Session struct {
 // heldPartition is a partition in quarantine.
 type heldPartition struct {
 	tail   *Tail
-	reason string
+	reason kafkawire.Obstacle
 }
 
 func newSession(client *Client, input In) *Session {
@@ -82,10 +83,10 @@ func (s *Session) Senders() []record.Sender {
 }
 
 // Quarantined returns the partitions to which nothing may be sent, with the reason for operators.
-func (s *Session) Quarantined() map[record.TopicPartition]string {
+func (s *Session) Quarantined() map[record.TopicPartition]kafkawire.Obstacle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[record.TopicPartition]string, len(s.held))
+	out := make(map[record.TopicPartition]kafkawire.Obstacle, len(s.held))
 	for tp, q := range s.held {
 		out[tp] = q.reason
 	}
@@ -97,7 +98,7 @@ func (s *Session) Quarantined() map[record.TopicPartition]string {
 func (s *Session) Hold(tp record.TopicPartition, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held[tp] = &heldPartition{tail: newTail(0), reason: reason}
+	s.held[tp] = &heldPartition{tail: newTail(0), reason: kafkawire.Obstacle{Cause: reason}}
 }
 
 func (s *Session) formatID(generation int) string {
@@ -225,9 +226,9 @@ func (s *Session) releaseIfFenced(reading *reading) *Tail {
 	if tail.target < 0 || tail.Next < tail.target || !fenced {
 		// An error of the read explains more than the missing marker.
 		if reading.err != nil {
-			s.held[reading.TopicPartition].reason = reading.err.Error()
+			s.held[reading.TopicPartition].reason = kafkawire.Obstacle{Cause: reading.err.Error()}
 		} else if !fenced {
-			s.held[reading.TopicPartition].reason = errNoMarker.Error()
+			s.held[reading.TopicPartition].reason = kafkawire.Obstacle{Cause: errNoMarker.Error()}
 		}
 		return nil
 	}

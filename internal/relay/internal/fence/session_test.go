@@ -277,7 +277,7 @@ func TestHealthNamesMissingConditions(t *testing.T) {
 	if len(h.layout.Topics[tp].Partitions) != 2 || len(h.Healthy(append(allOf(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.layout.Topics["no-"+tp].Err, kafka.UnknownTopicOrPartition) {
 		t.Errorf("%+v", h)
 	}
-	if h.Reason(at(tp, 2)) == "" || h.Reason(at("no-"+tp, 0)) == "" {
+	if h.Reason(at(tp, 2)).Kind != kafkawire.TopicTooSmall || h.Reason(at("no-"+tp, 0)).Kind != kafkawire.TopicMissing {
 		t.Error("no reason for a missing partition")
 	}
 }

@@ -62,8 +62,8 @@ type Out struct {
 	Producer    Producer // to send with
 	Senders     []record.Sender
 	Released    map[record.TopicPartition]*Tail
-	Quarantined map[record.TopicPartition]string // why, for operators
-	Forgotten   []string                         // deleted topics, whose stored offsets have to be removed in the same write
+	Quarantined map[record.TopicPartition]kafkawire.Obstacle // why, for operators
+	Forgotten   []string                                     // deleted topics, whose stored offsets have to be removed in the same write
 	Session     *Session
 }
 
@@ -209,7 +209,7 @@ func (t *takeOver) quarantineTargets(health *Health) {
 		if session.held[tp] == nil {
 			session.held[tp] = &heldPartition{
 				tail:   newTail(storedOffset(session.in.Offsets, tp)),
-				reason: cmp.Or(health.Reason(tp), "not read yet"),
+				reason: cmp.Or(health.Reason(tp), kafkawire.Obstacle{Cause: "not read yet"}),
 			}
 		}
 	}
@@ -281,7 +281,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 		return err
 	}
 	for tp, why := range rejected {
-		session.held[tp].reason = why.Error()
+		session.held[tp].reason = kafkawire.Obstacle{Cause: why.Error()}
 	}
 
 	// The coordinator responds to the conditional Init when all markers are written. The read begins at
@@ -354,8 +354,8 @@ func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 	// An operator can only act on the partitions that block the transaction.
 	var sick []string
 	for _, tp := range session.quarantinedPartitions() {
-		if why := health.Reason(tp); why != "" {
-			sick = append(sick, formatPartition(tp)+" ("+why+")")
+		if why := health.Reason(tp); why != healthy {
+			sick = append(sick, formatPartition(tp)+" ("+why.Cause+")")
 		}
 	}
 	where := "all partitions look healthy; look at the logs of the brokers"

@@ -266,7 +266,7 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	o.takeAll(t, c)
 	o.offsets[gone] = []int64{3, 4}
 	out := o.take(t, c)
-	if !strings.Contains(out.Quarantined[at(gone, 0)], "does not exist") || out.Quarantined[at(gone, 1)] == "" || out.Released[at(tp, 0)] == nil {
+	if !strings.Contains(out.Quarantined[at(gone, 0)].Cause, "does not exist") || out.Quarantined[at(gone, 1)] == healthy || out.Released[at(tp, 0)] == nil {
 		t.Fatalf("quarantined %v", out.Quarantined)
 	}
 	if open := o.senders[0].Open; !slices.Equal(open, allOf(gone, 2)) {

@@ -1,7 +1,10 @@
 package gap
 
 import (
+	"bytes"
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -58,7 +61,7 @@ const renameListedWithin = 3 * time.Second
 
 // findRenamed returns the collection of a rename under its current name, which may be the result of
 // a later rename. listed is false if the collection has no watched name. It waits at most
-// [renameListedWithin] for the server to list the collection.
+// [renameListedWithin] while the server lists the collection under its old name.
 func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (outbox outboxes.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
@@ -72,11 +75,39 @@ func (r *Recovery) findRenamed(ctx context.Context, ev *changes.Event) (outbox o
 				return o, true, nil
 			}
 		}
+
+		may, err := r.mayBeListed(ctx, ev)
+		if err != nil || !may {
+			return outbox, false, err
+		}
 		if err := retry.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return outbox, false, err
 		}
 	}
 	return outbox, false, nil
+}
+
+// mayBeListed reports whether a further list may have the collection of a rename under a watched name. It returns false if the
+// collection was dropped or got a third name since: until the server lists the new name, it lists the old name. The stream may
+// contain many such renames, and must not wait for each.
+func (r *Recovery) mayBeListed(ctx context.Context, ev *changes.Event) (bool, error) {
+	from, to := string(ev.Coll), string(ev.ToColl)
+	// This user may not list the other database, and no list has a collection of the server.
+	if !bytes.Equal(ev.DB, ev.ToDB) || strings.HasPrefix(from, "system.") {
+		return true, nil
+	}
+
+	isNamed := func(db, coll []byte) bool { return string(coll) == from || r.Scope.Matches(db, coll) }
+	found, err := outboxes.ListEach(ctx, r.Calls.Client, isNamed, r.Calls.RetryCall, string(ev.ToDB))
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(found.Outboxes, func(outbox outboxes.Outbox) bool {
+		if outbox.Identified() {
+			return outbox.UUID == ev.UUID
+		}
+		return outbox.Coll == from || outbox.Coll == to
+	}), nil
 }
 
 // sweepRenamed delivers the envelopes that were in a collection when it got a watched name: the

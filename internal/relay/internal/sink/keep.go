@@ -89,7 +89,7 @@ func (k *keeper) readQuarantine(ctx context.Context) error {
 	left, now := k.session.Quarantined(), time.Now()
 	for tp, reason := range left {
 		if partition := k.sink.findPartitionLocked(tp); partition != nil {
-			partition.setObstacle(obstacle{kindQuarantined, reason, ""}, now)
+			partition.setObstacle(partition.topic.quarantineObstacle(reason), now)
 		}
 	}
 	k.sink.mu.Unlock()

@@ -47,6 +47,15 @@ func topicObstacle(topic string, err error) obstacle {
 	return obstacle{o.Kind, o.Cause, o.Fix}
 }
 
+// quarantineObstacle returns the obstacle of a partition of the topic that is in quarantine. A topic that has to be created or
+// needs more partitions has the fix that it had before the takeover.
+func (t *topic) quarantineObstacle(reason kafkawire.Obstacle) obstacle {
+	if reason.Kind == "" {
+		return obstacle{kindQuarantined, reason.Cause, ""}
+	}
+	return obstacle{reason.Kind, reason.Cause, kafkawire.TopicFix(reason.Kind, t.name, len(t.partitions))}
+}
+
 // logFields returns the attributes of a line about a topic that the obstacle keeps from being written.
 func (o obstacle) logFields(topic string) []any {
 	fields := []any{"topic", topic, "error", o.cause}

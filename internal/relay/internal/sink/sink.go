@@ -170,10 +170,14 @@ func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 		s.acks.Restore(tp, tail.From)
 	}
 
+	// The obstacles name the number of partitions.
+	for tp := range out.Quarantined {
+		findOrAdd(tp)
+	}
 	for tp, reason := range out.Quarantined {
 		partition := findOrAdd(tp)
 		partition.quarantine = true
-		partition.setObstacle(obstacle{kindQuarantined, reason, ""}, now)
+		partition.setObstacle(partition.topic.quarantineObstacle(reason), now)
 
 		// N9: a partition without a stored offset is read from 0.
 		offset := int64(0)

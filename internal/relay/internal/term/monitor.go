@@ -348,9 +348,10 @@ type ownerStats struct {
 
 // storedProblem is a [readiness.Problem] as it is stored.
 type storedProblem struct {
-	Part  string    `bson:"part"`
-	Text  string    `bson:"text"`
-	Since time.Time `bson:"since"`
+	Part   string    `bson:"part"`
+	Object string    `bson:"object,omitempty"`
+	Text   string    `bson:"text"`
+	Since  time.Time `bson:"since"`
 }
 
 // mostProblemText bounds the text of a problem in the watcher document, in bytes.
@@ -407,7 +408,7 @@ func (v *termStats) setProblems(list []readiness.Problem) {
 		if len(text) > mostProblemText {
 			text = strings.ToValidUTF8(text[:mostProblemText], "") + " …"
 		}
-		problems[i] = storedProblem{p.Part, text, p.Since}
+		problems[i] = storedProblem{p.Part, p.Object, text, p.Since}
 	}
 
 	v.mu.Lock()

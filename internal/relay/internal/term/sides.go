@@ -128,6 +128,7 @@ func (t *term) newSides(sink *sink.Sink, dispatcher *pipeline.Dispatcher) *sides
 		Log:         t.log,
 		Slot:        t.slot.Slot.I, // N25
 		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
+		OnFailing:   func(object, cause string) { t.slot.State.SetObjectProblem("purge", object, cause) },
 	})
 	return &sides{outlet: out, sender: sender, scheduled: scheduled, purger: purger}
 }

@@ -250,7 +250,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 }
 
 // termParts are the parts of the state that a term reports problems of.
-var termParts = []string{"kafka", "takeover", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled", "transactions"}
+var termParts = []string{"kafka", "takeover", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled", "transactions", "purge"}
 
 // ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
 func ignoreStop(ctx context.Context, err error) error {

@@ -32,12 +32,17 @@ type Cuts struct {
 // NewCuts returns Cuts that keep envelopes younger than keep, which must be at least the margin ([mongodb.AskMargin]).
 func NewCuts(state state.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
 
+// unreadError is the error of a read of the positions, without which nothing of any collection may be purged (N25).
+type unreadError struct{ error }
+
+func (e *unreadError) Unwrap() error { return e.error }
+
 // Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, outbox outboxes.Outbox) (Cut, error) {
 	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
 		marks, err := readPositions(ctx, c.state)
 		if err != nil {
-			return Cut{}, err
+			return Cut{}, &unreadError{err}
 		}
 		c.marks, c.readAt = marks, time.Now()
 	}

@@ -29,6 +29,12 @@ const (
 	// write.
 	recordEvery = time.Hour
 
+	// maxRetryPause bounds the time between two attempts to purge a collection that cannot be purged.
+	maxRetryPause = 10 * time.Minute
+
+	// maxFailing bounds the failing collections that OnFailing gets. The log has all failing collections.
+	maxFailing = 20
+
 	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
 	maxTurn = 5 * time.Second
 )
@@ -47,7 +53,10 @@ type Config struct {
 	Valid       func() bool              // whether work may be done now (N2)
 	Margin      time.Duration            // replaces the server's (see mongodb.Margin); below 0 means none; for tests
 	OnPurged    func(n int)              // called after each statement that removed envelopes
-	Log         *slog.Logger
+	// OnFailing is called with a collection whose purge fails, or with the watcher if no collection is purged, and the cause. An
+	// empty cause means that the failure has ended. nil means that no call is needed.
+	OnFailing func(object, cause string)
+	Log       *slog.Logger
 }
 
 // Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it.
@@ -61,9 +70,16 @@ type Purger struct {
 	candidates  map[[16]byte]*Candidates
 	recorded    map[[16]byte]bson.Timestamp // the last recorded time up to which a collection is purged
 	loggedHolds map[[16]byte]HeldError
+	failing     map[[16]byte]failure // the zero id is that of the watcher
 }
 
-// idleTime is how long the purge skips a collection without envelopes to remove.
+// failure is the last error of a collection that could not be purged, or of the watcher.
+type failure struct {
+	object, cause string
+	reported      bool
+}
+
+// idleTime is how long the purge skips a collection that has no envelopes to remove or cannot be purged.
 type idleTime struct {
 	until time.Time
 	next  time.Duration
@@ -107,6 +123,7 @@ func New(cfg Config) *Purger {
 		candidates:  map[[16]byte]*Candidates{},
 		recorded:    map[[16]byte]bson.Timestamp{},
 		loggedHolds: map[[16]byte]HeldError{},
+		failing:     map[[16]byte]failure{},
 	}
 }
 
@@ -118,9 +135,51 @@ func (p *Purger) runPass(ctx context.Context) {
 		took := time.Since(started).Round(time.Millisecond)
 		p.config.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
 	}
-	if err != nil && ctx.Err() == nil {
-		p.config.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.config.Interval, "error", err)
+	if ctx.Err() == nil {
+		p.noteResult([16]byte{}, p.config.Watcher, err)
 	}
+}
+
+// noteResult reports and logs that the purge of a collection fails with another error than before, or no longer fails.
+func (p *Purger) noteResult(uuid [16]byte, object string, err error) {
+	last, failed := p.failing[uuid]
+	// A rename may have changed the object.
+	if failed && (err == nil || last.object != object) {
+		p.config.Log.Info("the purge continues", "object", last.object)
+		p.forgetFailure(uuid)
+		last = failure{}
+	}
+	if err == nil {
+		return
+	}
+
+	next := failure{object: object, cause: err.Error(), reported: last.reported}
+	if next.cause != last.cause {
+		p.config.Log.Warn("cannot purge; delivered envelopes stay, and no event is lost", "object", object, "error", err)
+	}
+	if p.config.OnFailing != nil && (next.reported || p.countReported() < maxFailing) {
+		next.reported = true
+		p.config.OnFailing(object, next.cause)
+	}
+	p.failing[uuid] = next
+}
+
+// forgetFailure ends the failure of a collection, or of the watcher.
+func (p *Purger) forgetFailure(uuid [16]byte) {
+	if last := p.failing[uuid]; last.reported {
+		p.config.OnFailing(last.object, "")
+	}
+	delete(p.failing, uuid)
+}
+
+// countReported returns how many failures are reported.
+func (p *Purger) countReported() (n int) {
+	for _, one := range p.failing {
+		if one.reported {
+			n++
+		}
+	}
+	return n
 }
 
 var (
@@ -130,7 +189,8 @@ var (
 	errTurn = errors.New("the turn of the collection has ended")
 )
 
-// purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number.
+// purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number. An error of one
+// collection does not stop the others: the error that it returns concerns all of them.
 func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
 	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
 	// transactions to end.
@@ -146,7 +206,7 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	p.pace.startPass(now)
 	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
 	collections := p.config.Collections()
-	p.forgetCandidates(collections)
+	p.forgetUnwatched(collections)
 	pending := slices.DeleteFunc(slices.Clone(collections), func(outbox outboxes.Outbox) bool {
 		return p.idle[outbox.UUID].until.After(now)
 	})
@@ -158,19 +218,24 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 			n, err := p.purgeCollection(ctx, o, cuts)
 			total += n
 
-			held := new(HeldError)
+			held, unread := new(HeldError), new(unreadError)
 			switch {
 			case errors.As(err, &held):
+				p.noteResult(o.UUID, o.NS(), nil)
 				p.logHold(ctx, o, held)
 			case errors.Is(err, errTurn):
 				unfinished = append(unfinished, o)
 			case errors.Is(err, errSuspended):
 				// A later pass continues.
 				return total, nil
-			case err != nil:
+			case errors.As(err, &unread), err != nil && ctx.Err() != nil:
 				return total, err
+			case err != nil:
+				p.noteResult(o.UUID, o.NS(), err)
+				p.delayNextLook(o, maxRetryPause)
 			default:
 				delete(p.loggedHolds, o.UUID)
+				p.noteResult(o.UUID, o.NS(), nil)
 				p.scheduleNextLook(o, n)
 			}
 		}
@@ -179,12 +244,13 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	return total, nil
 }
 
-// forgetCandidates forgets the candidates of collections that are not watched any more, and divides the limit of ids
-// between the others.
-func (p *Purger) forgetCandidates(watched []outboxes.Outbox) {
+// forgetUnwatched forgets the candidates and failures of collections that are not watched any more, and divides the limit
+// of ids between the others.
+func (p *Purger) forgetUnwatched(watched []outboxes.Outbox) {
 	for uuid := range p.candidates {
 		if !slices.ContainsFunc(watched, func(outbox outboxes.Outbox) bool { return outbox.UUID == uuid }) {
 			delete(p.candidates, uuid)
+			p.forgetFailure(uuid)
 		}
 	}
 	for _, o := range watched {
@@ -203,8 +269,13 @@ func (p *Purger) scheduleNextLook(outbox outboxes.Outbox, removed int64) {
 		return
 	}
 
+	p.delayNextLook(outbox, maxIdle)
+}
+
+// delayNextLook doubles the time for which a collection is skipped, up to most.
+func (p *Purger) delayNextLook(outbox outboxes.Outbox, most time.Duration) {
 	idle := p.idle[outbox.UUID]
-	idle.next = min(max(2*idle.next, p.config.Interval), max(maxIdle, p.config.Interval))
+	idle.next = min(max(2*idle.next, p.config.Interval), max(most, p.config.Interval))
 	// The skip ends half an interval earlier, because a tick may come a little early.
 	idle.until = time.Now().Add(idle.next - p.config.Interval/2)
 	p.idle[outbox.UUID] = idle

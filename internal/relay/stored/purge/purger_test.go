@@ -475,15 +475,53 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	client := stacktest.Client(t, options.Client().SetAppName(app))
 	b.config.Client = client
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"delete"}}, {Key: "errorCode", Value: 13}})
+	var reports []string
+	b.config.OnFailing = func(object, cause string) { reports = append(reports, object+": "+cause) }
+
+	// Each attempt waits longer than the one before, and only the first one is logged.
+	o := b.config.Collections()[0]
+	b.config.Interval = time.Second
+	for range 3 {
+		b.idle[o.UUID] = idleTime{next: b.idle[o.UUID].next}
+		b.runPass(t.Context())
+	}
 	b.runPass(t.Context())
-	if got := b.log.String(); strings.Count(got, "the purge waits") != 1 || !strings.Contains(got, "grant the action remove") {
+	if got := b.log.String(); strings.Count(got, "cannot purge") != 1 || !strings.Contains(got, "grant the action remove") {
 		t.Errorf("log %s", got)
+	}
+	if next := b.idle[o.UUID].next; next != 4*time.Second || len(reports) != 3 || !strings.HasPrefix(reports[2], o.NS()+": ") {
+		t.Errorf("the pause after three attempts is %s, reports %q", next, reports)
+	}
+
+	off()
+	clear(b.idle)
+	b.runPass(t.Context())
+	if b.countLeft(t) != 0 || reports[3] != o.NS()+": " {
+		t.Errorf("%d left, reports %q", b.countLeft(t), reports)
+	}
+}
+
+// Without the positions, nothing shows which envelopes of any collection are delivered.
+func TestN25_UnreadPositionsStopThePurgeOfAllCollections(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.setPosition(t, "w/0of1", at(10_000))
+	b.insert(t, 5, 1_000)
+	app := stacktest.Name(t)
+	b.config.State = state.Of(stacktest.Client(t, options.Client().SetAppName(app)).Database(b.config.State.Name()))
+	var reports []string
+	b.config.OnFailing = func(object, cause string) { reports = append(reports, object+": "+cause) }
+
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find", "aggregate"}}, {Key: "errorCode", Value: 13}})
+	b.runPass(t.Context())
+	if len(reports) != 1 || !strings.HasPrefix(reports[0], "w: ") || b.countLeft(t) != 5 {
+		t.Errorf("%d left, reports %q", b.countLeft(t), reports)
 	}
 
 	off()
 	b.runPass(t.Context())
-	if b.countLeft(t) != 0 {
-		t.Errorf("%d left", b.countLeft(t))
+	if len(reports) != 2 || reports[1] != "w: " || b.countLeft(t) != 0 {
+		t.Errorf("%d left, reports %q", b.countLeft(t), reports)
 	}
 }
 
