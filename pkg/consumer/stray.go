@@ -75,7 +75,7 @@ type census struct {
 	unread   []setaside.Place        // without a member at the last two counts
 	failed   bool                    // the last description of the group
 	known    map[strayKey]bool       // stray messages that were reported
-	stops    []setaside.Stop         // that were recorded last
+	recorded bool                    // the last census has succeeded, so this member may have a record
 }
 
 type strayKey struct{ handler, topic, reason string }
@@ -83,7 +83,10 @@ type strayKey struct{ handler, topic, reason string }
 // takeCensus reads how many messages of the group are set aside. It measures and reports them, and lets the keeper of the group
 // retry those that no member reads.
 func (r *run) takeCensus(ctx context.Context) error {
-	census, err := r.c.waiting.Census(ctx, setaside.Member{Group: r.c.group, ID: r.memberID, Handlers: r.c.reg.snapshot().names()}, r.findUnread)
+	member := setaside.Member{Group: r.c.group, ID: r.memberID, Handlers: r.c.reg.snapshot().names(), Stops: r.c.listStops()}
+	census, err := r.c.waiting.Census(ctx, member, r.findUnread)
+	// An interrupted census may have stored the record.
+	r.census.recorded = err == nil || r.census.recorded && ctx.Err() != nil
 	if err != nil {
 		return err
 	}

@@ -55,15 +55,15 @@ type Store interface {
 	// Census returns how many messages of a group wait. It reads one document. If the count in that document is older than
 	// CensusInterval, and member is the keeper or the keeper is late, it counts all messages of the group: so one member counts
 	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
+	// It records the member with its handlers if they have changed, and else every 15 seconds.
 	Census(ctx context.Context, member Member, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
 
-	// Handlers returns the names of the handlers of the members that took a Census of the group lately. The list is empty if no member
-	// runs.
+	// Handlers returns the names of the handlers of the members that run, in order: of those that took a Census of the group in the
+	// last 30 seconds, and did not leave. The list is empty if no member runs.
 	Handlers(ctx context.Context, group string) ([]string, error)
 
-	// ReportStops records for operators which handlers of a member are suspended or paused. Call it again within StopsExpiry while
-	// there are any. An empty list removes the record. It has no effect before the first Census of the group.
-	ReportStops(ctx context.Context, group, member string, stops []Stop) error
+	// Leave removes the record of a member that ends.
+	Leave(ctx context.Context, group, member string) error
 
 	// Requested returns the queues of a group for which operators have requested something: an attempt, or that messages are
 	// given up.

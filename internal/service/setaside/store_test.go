@@ -169,7 +169,7 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 		},
 		"Waiting": func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
 		"Census": func() error {
-			_, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: "a"}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+			_, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: "a"}, noneUnread)
 			return err
 		},
 		"Requested": func() error { _, err := s.Requested(t.Context(), "billing"); return err },
@@ -212,10 +212,13 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 	}
 	read := func(member string) []stacktest.Plan {
 		t.Helper()
-		plans = nil
-		c, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: member}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
-		if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
-			t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+		// The first one also records the member.
+		for range 2 {
+			plans = nil
+			c, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: member}, noneUnread)
+			if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
+				t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+			}
 		}
 		return plans
 	}
@@ -232,6 +235,51 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 	}
 }
 
+func noneUnread(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
+
+// A member that was killed does not leave.
+func TestTheRecordOfAMemberExpires(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s := openStore(t, db)
+	counts := db.Collection(setaside.DefaultCollection + setaside.CountsSuffix)
+	takeCensus := func(id string) {
+		t.Helper()
+		member := setaside.Member{Group: "billing", ID: id, Handlers: []string{"by " + id}, Stops: []setaside.Stop{{Handler: "by " + id, Until: time.Now()}}}
+		if _, err := s.Census(t.Context(), member, noneUnread); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age := func(id string, age time.Duration) {
+		t.Helper()
+		at := bson.D{{Key: "members." + id + ".at", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}}}}
+		if _, err := counts.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: at}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string, want ...string) {
+		t.Helper()
+		names, err := s.Handlers(t.Context(), "billing")
+		if err != nil || !slices.Equal(names, want) {
+			t.Errorf("handlers %s: got %q (%v), want %q", when, names, err, want)
+		}
+		notes, err := setaside.NewDesk(db, setaside.DefaultCollection).Groups(t.Context(), "billing")
+		if err != nil || len(notes) != 1 || len(notes[0].Stops) != len(want) {
+			t.Errorf("groups %s: got %+v (%v), want %d stops", when, notes, err, len(want))
+		}
+	}
+
+	takeCensus("a")
+	takeCensus("b")
+	age("b", 25*time.Second)
+	check("within the expiry", "by a", "by b")
+	takeCensus("b")
+	age("a", 31*time.Second)
+	check("after the expiry of one", "by b")
+	takeCensus("a")
+	check("after its return", "by a", "by b")
+}
+
 // DistinctResult.Decode of the driver hides the error of the command, so no function of this package may use it.
 func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 	t.Parallel()
@@ -242,8 +290,7 @@ func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 	if _, err := s.Stored(ctx, []setaside.Digest{{1}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Stored: got %v, want %v", err, context.Canceled)
 	}
-	none := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
-	if _, err := s.Census(ctx, setaside.Member{Group: "billing", ID: "a"}, none); !errors.Is(err, context.Canceled) {
+	if _, err := s.Census(ctx, setaside.Member{Group: "billing", ID: "a"}, noneUnread); !errors.Is(err, context.Canceled) {
 		t.Errorf("Census: got %v, want %v", err, context.Canceled)
 	}
 }
