@@ -27,7 +27,8 @@ func NewDesk(db *mongo.Database, name string) *Desk {
 	return &Desk{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
-// Query selects messages that are set aside. A message must match all conditions that are set.
+// Query selects messages that are set aside. A message must match all conditions that are set. An empty list of ids that is not nil
+// selects nothing.
 type Query struct {
 	Group, Handler string
 	Topic          string
@@ -112,8 +113,12 @@ func (q Query) filter() bson.D {
 			alternatives = append(alternatives, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
 		}
 	}
-	if alternatives != nil {
+	switch {
+	case alternatives != nil:
 		filter = append(filter, bson.E{Key: "$or", Value: alternatives})
+	case q.IDs != nil:
+		// The server rejects an empty $or.
+		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{}}}})
 	}
 	return filter
 }
