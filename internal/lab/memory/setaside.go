@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -335,7 +334,7 @@ func (s *setAsideStore) Handlers(ctx context.Context, group string) ([]string, e
 func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setaside.PlaceCount, error) {
 	return readSnapshot(ctx, s.db, func(tx *tx) (list []setaside.PlaceCount) {
 		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
-			if !strings.HasPrefix(m.Handler, group+"/") {
+			if owner, _ := m.SplitHandler(); owner != group {
 				continue
 			}
 
@@ -364,7 +363,7 @@ func (s *setAsideStore) Leave(ctx context.Context, group, member string) error {
 func (s *setAsideStore) Requested(ctx context.Context, group string) ([]setaside.Request, error) {
 	return readSnapshot(ctx, s.db, func(tx *tx) (requests []setaside.Request) {
 		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
-			if !m.Requested || !strings.HasPrefix(m.Handler, group+"/") {
+			if owner, _ := m.SplitHandler(); !m.Requested || owner != group {
 				continue
 			}
 			queue := setaside.Queue{Place: m.Place, Digest: m.Queue}

@@ -17,8 +17,10 @@ func newMessageAt(place setaside.Place, offset int64) *setaside.Message {
 
 func oneMemberCountsForTheGroup(suite suite) {
 	old, removed, foreign := NewMessage("9", 0, 9, 1), Orders, setaside.Place{Handler: "bill/report", Topic: "orders"}
+	// The name of a group may begin with the name of another group.
+	longer := setaside.Place{Handler: "billing/eu/report", Topic: "orders"}
 	old.Elapsed, removed.Topic = time.Hour, "removed"
-	suite.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1))
+	suite.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1), newMessageAt(longer, 1))
 
 	counts := 0
 	takeCensus := func(member string) setaside.Census {

@@ -363,8 +363,10 @@ func requestsOfOperatorsAreFound(suite suite) {
 	requeued.Requested, foreign.Requested = true, true
 	foreign.Handler = "shipping/pack"
 	foreign.ID = setaside.MessageID(foreign.Place, 0, 3, "")
+	longer := newMessageAt(setaside.Place{Handler: "billing/eu/report", Topic: "orders"}, 1)
+	longer.Requested = true
 	failed := NewMessage("b", 0, 4, 1)
-	suite.add(requeued, foreign, failed)
+	suite.add(requeued, foreign, longer, failed)
 
 	want := []setaside.Request{{Queue: setaside.Queue{Place: Orders, Digest: requeued.Queue}}}
 	if got, err := suite.Store.Requested(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {

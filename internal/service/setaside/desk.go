@@ -84,15 +84,16 @@ var (
 
 // filter returns the conditions of the query. They always contain one on the first field of the index.
 func (q Query) filter() bson.D {
-	handlers := bson.D{{Key: "$gt", Value: ""}}
-	if q.Group != "" {
-		handlers = inGroup(q.Group)[0].Value.(bson.D)
-	}
-	filter := bson.D{{Key: "h", Value: handlers}}
-	if q.Handler != "" {
-		filter = append(filter, bson.E{Key: "$and", Value: bson.A{
-			bson.D{{Key: "h", Value: bson.Regex{Pattern: "/" + regexp.QuoteMeta(q.Handler) + "$"}}},
-		}})
+	var filter bson.D
+	switch {
+	case q.Group != "" && q.Handler != "":
+		filter = bson.D{{Key: "h", Value: q.Group + "/" + q.Handler}}
+	case q.Group != "":
+		filter = inGroup(q.Group)
+	case q.Handler != "":
+		filter = bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: ""}, {Key: "$regex", Value: "/" + regexp.QuoteMeta(q.Handler) + "$"}}}}
+	default:
+		filter = bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: ""}}}}
 	}
 
 	if q.Topic != "" {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -462,9 +463,14 @@ var isRequested = bson.D{{Key: "rq", Value: bson.D{{Key: "$gt", Value: time.Time
 // isDiscarded matches messages that an operator has discarded.
 var isDiscarded = bson.D{{Key: "dc.at", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}
 
-// inGroup matches the messages of a group. "0" follows "/", so the range has exactly the handlers with that prefix.
+// inGroup matches the messages of a group. "0" follows "/", so the range of the index has exactly the handlers with that prefix. They
+// may be of another group: the name of a group may have slashes, the name of a handler has none.
 func inGroup(group string) bson.D {
-	return bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
+	return bson.D{{Key: "h", Value: bson.D{
+		{Key: "$gt", Value: group + "/"},
+		{Key: "$lt", Value: group + "0"},
+		{Key: "$regex", Value: "^" + regexp.QuoteMeta(group) + "/[^/]*$"},
+	}}}
 }
 
 func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }

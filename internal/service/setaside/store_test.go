@@ -128,6 +128,37 @@ func TestRetireRemovesTheMessagesOfAHandler(t *testing.T) {
 	}
 }
 
+// The name of a group may begin with the name of another group, and the name of a handler with the name of another handler.
+func TestTheDeskSelectsAGroupAndAHandlerExactly(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s, desk := openStore(t, db), setaside.NewDesk(db, setaside.DefaultCollection)
+	for offset, handler := range []string{"g/ship", "g/ship2", "g/eu/ship", "g/eu/pay", "h.g/ship"} {
+		m := setasidetest.NewMessage("a", 0, int64(offset), 1)
+		m.Handler = handler
+		if err := s.Add(t.Context(), 0, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for query, want := range map[[2]string][]string{
+		{"g", ""}:     {"g/ship", "g/ship2"},
+		{"g/eu", ""}:  {"g/eu/pay", "g/eu/ship"},
+		{"g", "ship"}: {"g/ship"},
+		{"", "ship"}:  {"g/eu/ship", "g/ship", "h.g/ship"},
+		{"h.g", ""}:   {"h.g/ship"},
+	} {
+		page, _, err := desk.List(t.Context(), setaside.Query{Group: query[0], Handler: query[1]}, nil, 10)
+		var got []string
+		for i := range page {
+			got = append(got, page[i].Handler)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("group %q and handler %q: got %q (%v), want %q", query[0], query[1], got, err, want)
+		}
+	}
+}
+
 func TestEveryQueryUsesTheIndex(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
