@@ -141,6 +141,14 @@ func (a *operatorCommand) setRun(cmd *cobra.Command, run func(ctx context.Contex
 	}
 }
 
+// toFilterIDs returns the arguments of a command as the ids of a filter. An empty list would select nothing; nil is no condition.
+func toFilterIDs(args []string) []string {
+	if len(args) == 0 {
+		return nil
+	}
+	return args
+}
+
 // setShow makes cmd a command that reads a value and prints it.
 func setShow[T any](
 	cmd *cobra.Command, action *operatorCommand,

@@ -93,7 +93,7 @@ func newDeadListCommand(program *program) *cobra.Command {
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxPage, "dead letters")
 
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		page, err := op.Letters().List(ctx, filter.DeadFilter, paging.limit, paging.after)
 		if err != nil {
 			return err
@@ -168,7 +168,7 @@ outrelay dead requeue --fingerprint 5f0c….`,
 	action.limit = 0
 	filter.addStateFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		groups := listing[admin.DeadGroup]{
 			name: "groups", empty: "no dead letter matches", ofServices: true, head: "FINGERPRINT\tCOUNT\tNOT REQUEUED\tGIVEN UP BY\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST\tFAILURE",
 			cells: func(group admin.DeadGroup) cells {
@@ -248,7 +248,7 @@ code is 1.`,
 		"of letters of the relay: the only `topic` that gets the events; default: the topics that the routing chooses")
 	cmd.Flags().BoolVar(&options.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		options.DryRun = action.dryRun
 		// Requeued letters stay in the collection for the record; a second requeue would deliver them twice.
 		filter.RequeueStatus = "false"
@@ -382,7 +382,7 @@ back. With --archived, remove letters in the archive for good.`,
 	filter.addAllFlag(cmd)
 	filter.addStateFlag(cmd)
 	action.setRun(cmd, func(ctx context.Context, op admin.Operator, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		until := time.Now().Add(op.LetterArchive)
 		question := "discard %s; dead_letters.archive keeps them in the archive until " + formatLocal(&until)
 		if filter.Archived || op.LetterArchive == 0 {

@@ -99,7 +99,7 @@ func (p *program) newFailedAction(cmd *cobra.Command, done string, attempts admi
 	cmd.Flags().BoolVar(&filter.All, "all", false, "all failed envelopes, if there is no id and no other condition")
 
 	action.setRun(cmd, func(ctx context.Context, operator admin.Operator, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		if filter.Empty() && !filter.All {
 			return errors.New("give ids or conditions, or --all for all failed envelopes; outrelay failed list lists them")
 		}

@@ -45,7 +45,7 @@ func newScheduledListCommand(program *program) *cobra.Command {
 	action.limit = 0
 	paging := addPagingFlags(cmd, admin.DefaultPage, admin.MaxScheduledPage, "envelopes")
 	setPages(cmd, action, scheduledListing, func(ctx context.Context, op admin.Operator, ids []string) (admin.Page[admin.Scheduled], error) {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		return op.Schedule().List(ctx, *filter, paging.limit, paging.after)
 	})
 	return cmd
@@ -106,7 +106,7 @@ func newScheduledSummaryCommand(program *program) *cobra.Command {
 	// Grouping reads all envelopes that match.
 	action.limit = 0
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		return action.showScheduledCounts(cmd.Context(), *filter)
 	}
 	return cmd
@@ -130,7 +130,7 @@ never be delivered. If both ids and flags are given, an envelope must match all 
 	action, filter := program.addChangeFlags(cmd), addScheduledFilterFlags(cmd)
 	cmd.Flags().BoolVar(&filter.All, "all", false, "all scheduled envelopes; required without another condition")
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		// A mistyped flag must not cancel everything.
 		if filter.Empty() && !filter.All && !action.dryRun {
 			return errNoneScheduled
@@ -198,7 +198,7 @@ an envelope with one of the ids is not scheduled any more.`,
 	addTimeFlag(cmd, &at, "to", "the new `time`, or so long from now, such as 2h; 0s is now", parseFutureTime)
 	cmd.Flags().BoolVar(&filter.All, "all", false, "all scheduled envelopes; required without another condition")
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		filter.IDs = ids
+		filter.IDs = toFilterIDs(ids)
 		switch {
 		case at.IsZero():
 			return errors.New("--to is missing: pass the new time, such as 2026-11-20T08:00:00Z or 2h")

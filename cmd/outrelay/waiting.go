@@ -89,7 +89,7 @@ A message without attempts follows the message of its key above it.`,
 			return err
 		}
 		if isHandler {
-			handlers.IDs = ids
+			handlers.IDs = toFilterIDs(ids)
 			page, err := op.HandlerWaiting().List(ctx, *handlers, paging.limit, paging.after)
 			if err != nil {
 				return err
@@ -97,7 +97,7 @@ A message without attempts follows the message of its key above it.`,
 			return handlerListing.show(ctx, action, op, page)
 		}
 
-		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, ids
+		filter.Topic, filter.Key, filter.IDs = handlers.Topic, handlers.Key, toFilterIDs(ids)
 		page, err := listWaiting(ctx, op, filter, paging)
 		if err != nil {
 			return err

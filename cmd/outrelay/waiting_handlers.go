@@ -106,7 +106,7 @@ func (p *program) newHandlerAction(cmd *cobra.Command, other string) *handlerAct
 
 // checkSelection returns an error for another source, or without a selection.
 func (a *handlerAction) checkSelection(cmd *cobra.Command, ids []string) error {
-	a.filter.IDs = ids
+	a.filter.IDs = toFilterIDs(ids)
 	if a.source == admin.FromRelay {
 		return fmt.Errorf("%s acts on messages of handlers; %s", cmd.CommandPath(), a.other)
 	}

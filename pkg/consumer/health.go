@@ -180,7 +180,7 @@ func (h *health) countOf(handler string) (n int, countedAt time.Time) {
 
 // refreshHealth counts the messages that are set aside in the database, until ctx ends.
 func (r *run) refreshHealth(ctx context.Context) {
-	defer r.withdrawStops(ctx)
+	defer r.leaveCensus(ctx)
 
 	for {
 		r.measureSuspensions()
@@ -189,9 +189,6 @@ func (r *run) refreshHealth(ctx context.Context) {
 			r.c.health.note(healthMongoDB, err)
 			if ctx.Err() == nil {
 				r.noteDatabase(err)
-			}
-			if err == nil {
-				r.reportStops(ctx)
 			}
 		}
 		if retry.Sleep(ctx, healthInterval) != nil {

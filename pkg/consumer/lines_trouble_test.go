@@ -33,8 +33,8 @@ type troubled struct {
 	attach  error
 	pass    error
 
-	add, first, stops, requested, discarded error
-	requests                                []setaside.Request
+	add, first, requested, discarded error
+	requests                         []setaside.Request
 
 	opts    []consumer.Option
 	handler consumer.HandlerFunc
@@ -85,10 +85,6 @@ func (s troubledStore) First(ctx context.Context, place setaside.Place, queue se
 		return nil, s.x.first
 	}
 	return s.Store.First(ctx, place, queue)
-}
-
-func (s troubledStore) ReportStops(context.Context, string, string, []setaside.Stop) error {
-	return s.x.stops
 }
 
 func (s troubledStore) Requested(context.Context, string) ([]setaside.Request, error) {
@@ -198,10 +194,6 @@ func TestEachTroubleHasALineOfItsOwn(t *testing.T) {
 			x.discarded = errWanted
 			x.requests = []setaside.Request{{Queue: setaside.Queue{Place: setaside.Place{Handler: "group/counted", Topic: "log"}}, Discards: 1}}
 		}, "cannot read the messages that an operator discarded; they are read again", place},
-		"stops that cannot be stored": {func(_ *testing.T, x *troubled) {
-			x.stops = errWanted
-			x.started = func(c *consumer.Consumer) { c.Pause() }
-		}, "cannot record the stopped handlers for operators; they are recorded again", nil},
 		"a list of topics that cannot be read": {func(t *testing.T, x *troubled) {
 			t.Helper()
 			x.opts = append(x.opts, consumer.WithTopicList(newUnreachableList(t)))

@@ -18,8 +18,8 @@ import (
 const (
 	// StrayUnread means that no member of the group reads the topic or the partitions. One member retries the messages.
 	StrayUnread = "unread"
-	// StrayNoHandler means that this process has no handler of that name. If no other member has it either, the messages wait
-	// until a handler is registered under the name, or until Consumer.Retire removes them.
+	// StrayNoHandler means that this process has no handler of that name. If another member has it, the member retries the messages of
+	// its own partitions. Otherwise they wait until a handler is registered under the name, or until Consumer.Retire removes them.
 	StrayNoHandler = "no_handler"
 )
 
@@ -31,6 +31,8 @@ type StrayStatus struct {
 	Waiting    int           `json:"waiting"`
 	Oldest     time.Duration `json:"-"`      // since the first failure of the oldest of them; 0 if none has failed; oldest_s in JSON
 	Reason     string        `json:"reason"` // StrayUnread or StrayNoHandler
+	// OtherMember is set with StrayNoHandler if another running member of the group has the handler.
+	OtherMember bool `json:"other_member,omitempty"`
 }
 
 // MarshalJSON writes durations in seconds.
@@ -45,7 +47,11 @@ func (s StrayStatus) MarshalJSON() ([]byte, error) {
 // String returns a sentence about the messages.
 func (s *StrayStatus) String() string {
 	text := fmt.Sprintf("%d messages of handler %q are set aside for topic %s", s.Waiting, s.Handler, s.Topic)
-	if s.Reason == StrayNoHandler {
+	switch {
+	case s.OtherMember:
+		return text + ", and another member of the group has the handler, but not this process: the messages of partitions that belong to " +
+			"a member without the handler wait. All members of a group need the same handlers"
+	case s.Reason == StrayNoHandler:
 		return text + ", and this process has no handler of that name: register one, or remove them with Retire"
 	}
 	return fmt.Sprintf("%s, whose partitions %v no member of the group reads: one member retries them", text, s.Partitions)
@@ -63,7 +69,10 @@ func (e *strayError) Is(target error) bool {
 
 func (e *strayError) line() line {
 	message := "no handler has the name of messages that are set aside; they wait"
-	if e.Reason == StrayUnread {
+	switch {
+	case e.OtherMember:
+		message = "only other members have the handler of messages that are set aside; all members need the same handlers"
+	case e.Reason == StrayUnread:
 		message = "no member reads the partitions of messages that are set aside; one member retries them"
 	}
 	return line{slog.LevelWarn, message, []any{"handler", e.Handler, "topic", e.Topic, "waiting", e.Waiting}}
@@ -75,7 +84,7 @@ type census struct {
 	unread   []setaside.Place        // without a member at the last two counts
 	failed   bool                    // the last description of the group
 	known    map[strayKey]bool       // stray messages that were reported
-	stops    []setaside.Stop         // that were recorded last
+	recorded bool                    // the last census has succeeded, so this member may have a record
 }
 
 type strayKey struct{ handler, topic, reason string }
@@ -83,7 +92,10 @@ type strayKey struct{ handler, topic, reason string }
 // takeCensus reads how many messages of the group are set aside. It measures and reports them, and lets the keeper of the group
 // retry those that no member reads.
 func (r *run) takeCensus(ctx context.Context) error {
-	census, err := r.c.waiting.Census(ctx, setaside.Member{Group: r.c.group, ID: r.memberID, Handlers: r.c.reg.snapshot().names()}, r.findUnread)
+	member := setaside.Member{Group: r.c.group, ID: r.memberID, Handlers: r.c.reg.snapshot().names(), Stops: r.c.listStops()}
+	census, err := r.c.waiting.Census(ctx, member, r.findUnread)
+	// An interrupted census may have stored the record.
+	r.census.recorded = err == nil || r.census.recorded && ctx.Err() != nil
 	if err != nil {
 		return err
 	}
@@ -108,6 +120,7 @@ func (r *run) takeCensus(ctx context.Context) error {
 		switch {
 		case reg == nil:
 			stray.Reason = StrayNoHandler
+			stray.OtherMember = slices.Contains(census.Handlers, name)
 		case n.Unread:
 			stray.Reason = StrayUnread
 		default:

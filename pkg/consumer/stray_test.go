@@ -169,6 +169,23 @@ func TestMessagesOfAHandlerThatIsNoMoreAreInTheStatus(t *testing.T) {
 		t.Errorf("stray messages: got %+v", s.Strays)
 	}
 
+	// Only while no other member has the handler, its messages may be removed.
+	advice := func(when, want, unwanted string) {
+		t.Helper()
+		k.waitUntil("the advice "+when, func(context.Context) bool {
+			reasons := strings.Join(c.Status().Reasons, " ")
+			return strings.Contains(reasons, want) && !strings.Contains(reasons, unwanted)
+		})
+	}
+	const retire, same = "remove them with Retire", "All members of a group need the same handlers"
+	advice("without another member", retire, same)
+	other := k.newConsumer(consumer.WithRetry(soon))
+	addHandler(t, other, "counted", func(context.Context, *consumer.Message) error { return errAway })
+	stop := k.start(other)
+	advice("while another member has the handler", same, retire)
+	stop()
+	advice("after its end", retire, same)
+
 	// A handler of that name takes them, although no new message arrives.
 	addHandler(t, c, "counted", k.insertInto("effects"))
 	k.waitCount("effects", 1)

@@ -20,7 +20,8 @@ const (
 	Handler Giver = admin.FromHandler // a handler of a consumer could not handle the message
 )
 
-// LetterFilter selects dead letters. A letter matches if it fulfills all conditions that are set.
+// LetterFilter selects dead letters. A letter matches if it fulfills all conditions that are set. An empty list of ids that is not nil
+// selects nothing.
 type LetterFilter struct {
 	By            Giver
 	Collection    string    // of the relay: the outbox; of a handler: the collection of the letters; as database.collection

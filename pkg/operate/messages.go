@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// MessageFilter selects messages that handlers retry. A message matches if it fulfills all conditions that are set.
+// MessageFilter selects messages that handlers retry. A message matches if it fulfills all conditions that are set. An empty
+// list of ids that is not nil selects nothing.
 type MessageFilter struct {
 	Database string // of a service
 	Group    string // the consumer group

@@ -11,9 +11,9 @@ import (
 // ScheduledFilter selects scheduled events. An event matches if it fulfills all conditions that are set. An event that the relay
 // has claimed to send it waits, and does not match.
 type ScheduledFilter struct {
-	Collection    string // the outbox, as database.collection
-	IDs           []string
-	Type          string // name of the event
+	Collection    string   // the outbox, as database.collection
+	IDs           []string // nil: any; empty: none
+	Type          string   // name of the event
 	AggregateType string
 	DueFrom       time.Time // due at this time or later
 	DueBefore     time.Time // due before this time

@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
 
-// WaitingFilter selects waiting events. An event matches if it fulfills all conditions that are set.
+// WaitingFilter selects waiting events. An event matches if it fulfills all conditions that are set. An empty list of ids that is not nil
+// selects nothing.
 type WaitingFilter struct {
 	Collection string   // the outbox, as database.collection
 	Reason     string   // retry, blocked, parked or queued

@@ -136,9 +136,9 @@ func isSelected(query *deadletter.Query, letter *deadletter.Letter) bool {
 		}
 	}
 
-	return (len(query.IDs) == 0 || slices.Contains(query.IDs, letter.ID)) &&
-		(len(query.Messages) == 0 || slices.Contains(query.Messages, letter.ID.Message)) &&
-		(len(query.Key) == 0 || bytes.Equal(query.Key, letter.Key)) &&
+	return (query.IDs == nil || slices.Contains(query.IDs, letter.ID)) &&
+		(query.Messages == nil || slices.Contains(query.Messages, letter.ID.Message)) &&
+		(query.Key == nil || letter.Key != nil && bytes.Equal(query.Key, letter.Key)) &&
 		strings.HasPrefix(letter.Reason, query.Reason) &&
 		!letter.GivenUpAt.Before(query.From) && (query.Before.IsZero() || letter.GivenUpAt.Before(query.Before)) &&
 		(query.Requeued == nil || *query.Requeued == (letter.Requeued != nil)) && query.Archived == (letter.Archived != nil)

@@ -5,8 +5,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -236,12 +236,12 @@ func (s *setAsideStore) Failing(ctx context.Context, handler string, limit int) 
 	})
 }
 
-// census is the last count of a group.
+// census is the last count of a group, with the records of its members. It is never changed: a change stores a new one.
 type census struct {
-	by       string
-	at       time.Time
-	counts   []setaside.Count
-	handlers []string
+	by      string
+	at      time.Time
+	counts  []setaside.Count
+	members setaside.Members
 }
 
 // Census returns how many messages of a group wait. As in MongoDB, one member counts for all others.
@@ -249,13 +249,22 @@ func (s *setAsideStore) Census(
 	ctx context.Context, member setaside.Member,
 	findUnread func(ctx context.Context, places []setaside.Place) ([]setaside.Place, error),
 ) (setaside.Census, error) {
+	now := time.Now()
 	last, err := s.readCensus(ctx, member.Group)
 	if err != nil {
 		return setaside.Census{}, err
 	}
 
-	now := time.Now()
-	late := last == nil || now.Sub(last.at) >= 2*setaside.CensusInterval
+	if last.members.NeedRecord(member, now) {
+		last, err = s.changeCensus(ctx, member.Group, func(changed *census) {
+			changed.members[member.ID] = setaside.MemberRecord{At: now, Handlers: member.Handlers, Stops: member.Stops}
+		})
+		if err != nil {
+			return setaside.Census{}, err
+		}
+	}
+
+	late := now.Sub(last.at) >= 2*setaside.CensusInterval
 	if late || last.by == member.ID && now.Sub(last.at) >= setaside.CensusInterval {
 		places, err := s.countPlaces(ctx, member.Group)
 		if err != nil {
@@ -270,20 +279,35 @@ func (s *setAsideStore) Census(
 			return setaside.Census{}, err
 		}
 
-		last = &census{by: member.ID, at: now, counts: setaside.SumPlaces(places, unread), handlers: member.Handlers}
-		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.censuses(), member.Group, last) }); err != nil {
+		last, err = s.changeCensus(ctx, member.Group, func(changed *census) {
+			changed.by, changed.at, changed.counts = member.ID, now, setaside.SumPlaces(places, unread)
+		})
+		if err != nil {
 			return setaside.Census{}, err
 		}
 	}
-	isNew := func(name string) bool { return !slices.Contains(last.handlers, name) }
-	if slices.ContainsFunc(member.Handlers, isNew) {
-		merged := *last
-		merged.handlers = slices.Compact(slices.Sorted(slices.Values(slices.Concat(last.handlers, member.Handlers))))
-		if err := s.db.runOperation(ctx, func(tx *tx) error { return tx.putRow(s.censuses(), member.Group, &merged) }); err != nil {
-			return setaside.Census{}, err
-		}
+	return setaside.Census{
+		Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member.ID, Handlers: last.members.ListHandlers(now),
+	}, nil
+}
+
+// changeCensus stores a changed copy of the census of a group, and returns it.
+func (s *setAsideStore) changeCensus(ctx context.Context, group string, change func(changed *census)) (*census, error) {
+	table := s.censuses()
+	return runResult(ctx, s.db, func(tx *tx) (*census, error) {
+		changed := *findCensus(tx, table, group)
+		changed.members = maps.Clone(changed.members)
+		change(&changed)
+		return &changed, tx.putRow(table, group, &changed)
+	})
+}
+
+// findCensus returns the last count of a group that tx sees. Without one, its time is zero.
+func findCensus(tx *tx, table *storedTable, group string) *census {
+	if found, ok := tx.getRow(table, group).(*census); ok {
+		return found
 	}
-	return setaside.Census{Counts: last.counts, At: last.at, Now: now, Keeper: last.by == member.ID}, nil
+	return &census{members: setaside.Members{}}
 }
 
 // censuses returns the table with the last count of each group.
@@ -291,29 +315,26 @@ func (s *setAsideStore) censuses() *storedTable {
 	return s.db.findOrAddTable(setaside.DefaultCollection + setaside.CountsSuffix)
 }
 
-// readCensus returns the last count of a group, or nil.
+// readCensus returns the last count of a group: see findCensus.
 func (s *setAsideStore) readCensus(ctx context.Context, group string) (*census, error) {
 	table := s.censuses()
-	return readSnapshot(ctx, s.db, func(tx *tx) *census {
-		census, _ := tx.getRow(table, group).(*census)
-		return census
-	})
+	return readSnapshot(ctx, s.db, func(tx *tx) *census { return findCensus(tx, table, group) })
 }
 
 // Handlers returns the names of the handlers of a group.
 func (s *setAsideStore) Handlers(ctx context.Context, group string) ([]string, error) {
 	last, err := s.readCensus(ctx, group)
-	if err != nil || last == nil || time.Since(last.at) > 3*setaside.CensusInterval {
+	if err != nil {
 		return nil, err
 	}
-	return last.handlers, nil
+	return last.members.ListHandlers(time.Now()), nil
 }
 
 // countPlaces counts the messages of a group at each place.
 func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setaside.PlaceCount, error) {
 	return readSnapshot(ctx, s.db, func(tx *tx) (list []setaside.PlaceCount) {
 		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
-			if !strings.HasPrefix(m.Handler, group+"/") {
+			if owner, _ := m.SplitHandler(); owner != group {
 				continue
 			}
 
@@ -332,16 +353,17 @@ func (s *setAsideStore) countPlaces(ctx context.Context, group string) ([]setasi
 	})
 }
 
-// ReportStops does nothing: a DB has no operators.
-func (s *setAsideStore) ReportStops(context.Context, string, string, []setaside.Stop) error {
-	return nil
+// Leave removes the record of a member.
+func (s *setAsideStore) Leave(ctx context.Context, group, member string) error {
+	_, err := s.changeCensus(ctx, group, func(changed *census) { delete(changed.members, member) })
+	return err
 }
 
 // Requested returns the queues of a group for which operators have requested something.
 func (s *setAsideStore) Requested(ctx context.Context, group string) ([]setaside.Request, error) {
 	return readSnapshot(ctx, s.db, func(tx *tx) (requests []setaside.Request) {
 		for _, m := range rowsOf[*setAsideMessage](tx, s.rows) {
-			if !m.Requested || !strings.HasPrefix(m.Handler, group+"/") {
+			if owner, _ := m.SplitHandler(); !m.Requested || owner != group {
 				continue
 			}
 			queue := setaside.Queue{Place: m.Place, Digest: m.Queue}

@@ -48,6 +48,7 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"AttemptsAndDueTimesAreStored", attemptsAndDueTimesAreStored},
 		{"WaitingQueuesAreFound", waitingQueuesAreFound},
 		{"OneMemberCountsForTheGroup", oneMemberCountsForTheGroup},
+		{"TheHandlersOfAllMembersAreListed", theHandlersOfAllMembersAreListed},
 		{"RequestsOfOperatorsAreFound", requestsOfOperatorsAreFound},
 		{"DiscardedMessagesAreFound", discardedMessagesAreFound},
 		{"ARecordThatDoesNotFitIsRejected", aRecordThatDoesNotFitIsRejected},
@@ -357,65 +358,15 @@ func waitingQueuesAreFound(suite suite) {
 	}
 }
 
-// newMessageAt returns an untried message at a place.
-func newMessageAt(place setaside.Place, offset int64) *setaside.Message {
-	message := NewMessage("k", 0, offset, 0)
-	message.Place, message.ID = place, setaside.MessageID(place, 0, offset, "")
-	return message
-}
-
-func oneMemberCountsForTheGroup(suite suite) {
-	old, removed, foreign := NewMessage("9", 0, 9, 1), Orders, setaside.Place{Handler: "bill/report", Topic: "orders"}
-	old.Elapsed, removed.Topic = time.Hour, "removed"
-	suite.add(old, NewMessage("9", 0, 10, 0), newMessageAt(removed, 1), newMessageAt(foreign, 1))
-
-	counts := 0
-	takeCensus := func(member string) setaside.Census {
-		suite.Helper()
-		census, err := suite.Store.Census(suite.Context(), setaside.Member{Group: "billing", ID: member, Handlers: []string{"by " + member}}, func(_ context.Context, places []setaside.Place) ([]setaside.Place, error) {
-			counts++
-			if len(places) != 2 || !slices.Contains(places, Orders) {
-				suite.Errorf("places of the group: got %v, want %v and %v", places, Orders, removed)
-			}
-			return []setaside.Place{removed}, nil
-		})
-		if err != nil {
-			suite.Fatal(err)
-		}
-		return census
-	}
-
-	if names, err := suite.Store.Handlers(suite.Context(), "billing"); err != nil || len(names) != 0 {
-		suite.Errorf("handlers before the first count: got %q (%v), want none", names, err)
-	}
-	for i, member := range []string{"a", "a", "b"} {
-		census := takeCensus(member)
-		if len(census.Counts) != 2 {
-			suite.Fatalf("counts: got %+v, want two", census.Counts)
-		}
-		age := census.Now.Sub(census.Counts[0].Since)
-		if got := census.Counts[0]; got.N != 2 || got.Handler != Orders.Handler || got.Topic != Orders.Topic || got.Unread || age < time.Hour || age > time.Hour+time.Minute {
-			suite.Errorf("census %d, messages that are read: got %+v", i, got)
-		}
-		if got := census.Counts[1]; got.N != 1 || got.Topic != removed.Topic || !got.Unread || !slices.Equal(got.Partitions, []int32{removed.Partition}) || !got.Since.IsZero() {
-			suite.Errorf("census %d, messages that no member reads: got %+v", i, got)
-		}
-		if census.Keeper != (member == "a") || counts != 1 {
-			suite.Errorf("census %d of %s after %d counts: keeper is %t", i, member, counts, census.Keeper)
-		}
-	}
-	if names, err := suite.Store.Handlers(suite.Context(), "billing"); err != nil || !slices.Equal(names, []string{"by a", "by b"}) {
-		suite.Errorf("handlers of the members: got %q (%v)", names, err)
-	}
-}
-
 func requestsOfOperatorsAreFound(suite suite) {
 	requeued, foreign := NewMessage("a", 0, 2, 0), NewMessage("a", 0, 3, 0)
 	requeued.Requested, foreign.Requested = true, true
 	foreign.Handler = "shipping/pack"
 	foreign.ID = setaside.MessageID(foreign.Place, 0, 3, "")
+	longer := newMessageAt(setaside.Place{Handler: "billing/eu/report", Topic: "orders"}, 1)
+	longer.Requested = true
 	failed := NewMessage("b", 0, 4, 1)
-	suite.add(requeued, foreign, failed)
+	suite.add(requeued, foreign, longer, failed)
 
 	want := []setaside.Request{{Queue: setaside.Queue{Place: Orders, Digest: requeued.Queue}}}
 	if got, err := suite.Store.Requested(suite.Context(), "billing"); err != nil || !slices.Equal(got, want) {

@@ -11,7 +11,7 @@ import (
 )
 
 // Filter is a filter for the entries of a list. An entry matches if it fulfills all conditions. Each method adds a condition
-// unless its value is zero or empty.
+// unless its value is zero.
 type Filter bson.D
 
 // Equal requires the value of a field.
@@ -24,9 +24,10 @@ func (f *Filter) Equal(field, text string) {
 // Require requires a value, or what operators say, of a field.
 func (f *Filter) Require(field string, value any) { *f = append(*f, bson.E{Key: field, Value: value}) }
 
-// In requires one of several values of a field.
+// In requires one of several values of a field. Nil is no condition; an empty list that is not nil matches nothing: a program that finds
+// nothing to act on must not act on everything.
 func In[T any](filter *Filter, field string, values []T) {
-	if len(values) > 0 {
+	if values != nil {
 		filter.Require(field, bson.D{{Key: "$in", Value: values}})
 	}
 }

@@ -110,3 +110,14 @@ func TestAPageWhoseEntriesAreRemovedIsNotTheLast(t *testing.T) {
 		}
 	}
 }
+
+func TestAnEmptyListIsACondition(t *testing.T) {
+	t.Parallel()
+	var filter Filter
+	if In(&filter, "id", []string(nil)); len(filter) != 0 {
+		t.Errorf("without a list: got %v, want no condition", filter)
+	}
+	if In(&filter, "id", []string{}); len(filter) != 1 {
+		t.Errorf("with an empty list: got %v, want a condition", filter)
+	}
+}

@@ -297,7 +297,7 @@ func (s *conversationSearch) findHandlerLetters(ctx context.Context) error {
 	}
 
 	places := map[string]int{}
-	query := handlerletters.Query{NoValues: true}
+	query := handlerletters.Query{Messages: []string{}, NoValues: true}
 	for i := range s.events {
 		places[s.events[i].ID] = i
 		query.Messages = append(query.Messages, s.events[i].ID)

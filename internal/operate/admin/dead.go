@@ -76,6 +76,10 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 		}
 		query.IDs = append(query.IDs, ids...)
 	}
+	// An empty list selects nothing.
+	if filter.IDs != nil && len(filter.IDs) == 0 {
+		query.IDs = []bson.RawValue{}
+	}
 	return query, errors.Join(errs...)
 }
 
@@ -404,6 +408,6 @@ func (l Letters) listWithArchive(ctx context.Context, filter DeadFilter, limit i
 
 // Empty reports whether the filter has no condition except RequeueStatus, Archived, Source and Collection.
 func (f DeadFilter) Empty() bool {
-	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
+	return f.IDs == nil && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
 		f.Key == "" && f.Class == "" && f.Message == "" && f.Group == "" && f.Handler == "" && f.Fingerprint == ""
 }

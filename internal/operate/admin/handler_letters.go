@@ -85,8 +85,11 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
 	query := handlerletters.Query{
 		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
-		Topic: f.Topic, Key: []byte(f.Key), Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To,
+		Topic: f.Topic, Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To,
 		Archived: f.Archived, All: f.All,
+	}
+	if f.Key != "" {
+		query.Key = []byte(f.Key)
 	}
 	if f.RequeueStatus != "" && f.RequeueStatus != "any" {
 		requeued := f.RequeueStatus == string(letters.Requeued)

@@ -42,7 +42,7 @@ type HandlerWaitingFilter struct {
 
 // Empty reports whether the filter has no condition except the database.
 func (f HandlerWaitingFilter) Empty() bool {
-	return f.Group == "" && f.Handler == "" && f.Topic == "" && f.Key == "" && f.Reason == "" && len(f.IDs) == 0
+	return f.Group == "" && f.Handler == "" && f.Topic == "" && f.Key == "" && f.Reason == "" && f.IDs == nil
 }
 
 func (f HandlerWaitingFilter) toQuery() (setaside.Query, error) {

@@ -195,7 +195,7 @@ func (o Operator) findClaimed(ctx context.Context, filter WaitingFilter) (list [
 		for i := range claim.Envelopes {
 			claimed := &claim.Envelopes[i]
 			isOther := filter.Collection != "" && filter.Collection != claimed.NS || filter.Key != "" && filter.Key != claimed.Key ||
-				len(ids) > 0 && !ids[mongodb.ValueKey(claimed.Raw.Lookup("_id"))]
+				filter.IDs != nil && !ids[mongodb.ValueKey(claimed.Raw.Lookup("_id"))]
 			if isOther || claim.IsDone(i) {
 				continue
 			}

@@ -251,7 +251,10 @@ func (s Schedule) findOutboxes(
 	if err := checkWindow(filter.From, filter.To); err != nil {
 		return query, nil, err
 	}
-	// An empty id would match nothing, and usually stems from an empty variable of a script.
+	// An empty list selects nothing. An empty id would match nothing, and usually stems from an empty variable of a script.
+	if filter.IDs != nil {
+		query.IDs = []event.ID{}
+	}
 	for _, text := range filter.IDs {
 		if text == "" {
 			return query, nil, errors.New("an id is empty")
@@ -276,5 +279,5 @@ func (s Schedule) findOutboxes(
 
 // Empty reports whether the filter has no condition except the collection.
 func (f ScheduledFilter) Empty() bool {
-	return len(f.IDs) == 0 && f.Type == "" && f.AggregateType == "" && f.From.IsZero() && f.To.IsZero()
+	return f.IDs == nil && f.Type == "" && f.AggregateType == "" && f.From.IsZero() && f.To.IsZero()
 }

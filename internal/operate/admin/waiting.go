@@ -98,7 +98,7 @@ type WaitingFilter struct {
 
 // Empty reports whether the filter has no condition except the collection.
 func (f WaitingFilter) Empty() bool {
-	return f.Reason == "" && f.Topic == "" && f.Key == "" && len(f.IDs) == 0
+	return f.Reason == "" && f.Topic == "" && f.Key == "" && f.IDs == nil
 }
 
 // toQuery returns the query of the filter, or an error for a reason or a collection that does not exist.
@@ -111,7 +111,10 @@ func (w Waiting) toQuery(ctx context.Context, filter WaitingFilter) (waiting.Que
 			"outrelay scheduled and outrelay dead list the others", filter.Reason)
 	}
 
-	// A text may stand for ids of several BSON types.
+	// A text may stand for ids of several BSON types. An empty list selects nothing.
+	if filter.IDs != nil {
+		query.IDs = []bson.RawValue{}
+	}
 	for _, text := range filter.IDs {
 		ids, err := parseIDValues(text)
 		if err != nil {

@@ -13,7 +13,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
@@ -30,18 +29,13 @@ const (
 	maxCountShare = 20
 )
 
-// Member describes a member of a group that takes a Census.
-type Member struct {
-	Group, ID string
-	Handlers  []string // the names of its handlers
-}
-
 // Census describes the messages of a group that wait.
 type Census struct {
-	Counts []Count
-	At     time.Time // of the count, by the server's clock
-	Now    time.Time // by the server's clock
-	Keeper bool      // the caller is the member that counts
+	Counts   []Count
+	At       time.Time // of the count, by the server's clock
+	Now      time.Time // by the server's clock
+	Keeper   bool      // the caller is the member that counts
+	Handlers []string  // the names of the handlers of all members that run
 }
 
 // Count describes the messages of a handler that wait in one topic.
@@ -57,21 +51,13 @@ type Count struct {
 
 // storedCensus is the document of a group.
 type storedCensus struct {
-	Group    string    `bson:"_id"`
-	By       string    `bson:"by"`  // the keeper
-	At       time.Time `bson:"at"`  // of the last count
-	Due      time.Time `bson:"due"` // of the next count
-	Counts   []Count   `bson:"counts"`
-	Handlers []string  `bson:"handlers"`      // names, of the keeper
-	Now      time.Time `bson:"now,omitempty"` // of the read; not stored
-}
-
-// listHandlers returns the names of the handlers, unless the group has had no keeper for some time.
-func (c *storedCensus) listHandlers() []string {
-	if c.Now.Sub(c.Due) > stopsExpiry {
-		return nil
-	}
-	return c.Handlers
+	Group   string    `bson:"_id"`
+	By      string    `bson:"by"`  // the keeper
+	At      time.Time `bson:"at"`  // of the last count
+	Due     time.Time `bson:"due"` // of the next count
+	Counts  []Count   `bson:"counts"`
+	Members Members   `bson:"members"`
+	Now     time.Time `bson:"now,omitempty"` // of the read; not stored
 }
 
 // PlaceCount is the number of messages of a place.
@@ -90,6 +76,13 @@ func (s *Collection) Census(
 		return Census{}, err
 	}
 
+	// A count may take long, so the record is stored first.
+	if doc.Members.NeedRecord(member, doc.Now) {
+		if doc, err = s.recordMember(ctx, member); err != nil {
+			return Census{}, err
+		}
+	}
+
 	late := doc.Now.Sub(doc.Due)
 	if due := late >= 0 && (doc.By == member.ID || late >= keeperGrace || doc.Due.IsZero()); due {
 		claimed, err := s.claimCensus(ctx, doc, member.ID)
@@ -106,15 +99,8 @@ func (s *Collection) Census(
 		}
 	}
 
-	// During a deployment, the keeper may not have the new handlers.
-	if listed := doc.listHandlers(); slices.ContainsFunc(member.Handlers, func(name string) bool { return !slices.Contains(listed, name) }) {
-		if err := s.addHandlers(ctx, member); err != nil {
-			return Census{}, err
-		}
-	}
-
 	keeper := doc.By == member.ID && doc.Now.Before(doc.Due.Add(keeperGrace))
-	return Census{Counts: doc.Counts, At: doc.At, Now: doc.Now, Keeper: keeper}, nil
+	return Census{Counts: doc.Counts, At: doc.At, Now: doc.Now, Keeper: keeper, Handlers: doc.Members.ListHandlers(doc.Now)}, nil
 }
 
 // Handlers returns the names of the handlers of a group: see Store.
@@ -123,19 +109,7 @@ func (s *Collection) Handlers(ctx context.Context, group string) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	return doc.listHandlers(), nil
-}
-
-// addHandlers adds the names of the handlers of a member to the recorded ones, until the keeper counts again.
-func (s *Collection) addHandlers(ctx context.Context, member Member) error {
-	known := mongodb.IfNull("$handlers", bson.A{})
-	change := mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "handlers", Value: bson.D{{Key: "$setUnion", Value: bson.A{known, mongodb.Literal(member.Handlers)}}}},
-	}}}}
-	if _, err := s.counts.UpdateOne(ctx, bson.D{{Key: "_id", Value: member.Group}}, change); err != nil {
-		return fmt.Errorf("recording the handlers of group %s: %w", member.Group, err)
-	}
-	return nil
+	return doc.Members.ListHandlers(doc.Now), nil
 }
 
 // readCensus reads the document of a group. Without one, it returns the time of the server alone.
@@ -221,8 +195,7 @@ func (s *Collection) takeCensus(
 		{Key: "at", Value: "$$NOW"},
 		{Key: "due", Value: afterNow(max(CensusInterval, maxCountShare*took))},
 		{Key: "counts", Value: bson.D{{Key: "$literal", Value: SumPlaces(places, unread)}}},
-		{Key: "handlers", Value: mongodb.Literal(member.Handlers)},
-		{Key: "stops", Value: freshStops()},
+		{Key: "members", Value: freshMembers()},
 	}}}})
 	if err != nil {
 		err = fmt.Errorf("storing the counts of group %s: %w", doc.Group, err)

@@ -27,7 +27,8 @@ func NewDesk(db *mongo.Database, name string) *Desk {
 	return &Desk{coll: mongodb.Majority(db.Collection(name)), counts: mongodb.Majority(db.Collection(name + CountsSuffix))}
 }
 
-// Query selects messages that are set aside. A message must match all conditions that are set.
+// Query selects messages that are set aside. A message must match all conditions that are set. An empty list of ids that is not nil
+// selects nothing.
 type Query struct {
 	Group, Handler string
 	Topic          string
@@ -83,15 +84,16 @@ var (
 
 // filter returns the conditions of the query. They always contain one on the first field of the index.
 func (q Query) filter() bson.D {
-	handlers := bson.D{{Key: "$gt", Value: ""}}
-	if q.Group != "" {
-		handlers = inGroup(q.Group)[0].Value.(bson.D)
-	}
-	filter := bson.D{{Key: "h", Value: handlers}}
-	if q.Handler != "" {
-		filter = append(filter, bson.E{Key: "$and", Value: bson.A{
-			bson.D{{Key: "h", Value: bson.Regex{Pattern: "/" + regexp.QuoteMeta(q.Handler) + "$"}}},
-		}})
+	var filter bson.D
+	switch {
+	case q.Group != "" && q.Handler != "":
+		filter = bson.D{{Key: "h", Value: q.Group + "/" + q.Handler}}
+	case q.Group != "":
+		filter = inGroup(q.Group)
+	case q.Handler != "":
+		filter = bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: ""}, {Key: "$regex", Value: "/" + regexp.QuoteMeta(q.Handler) + "$"}}}}
+	default:
+		filter = bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: ""}}}}
 	}
 
 	if q.Topic != "" {
@@ -112,8 +114,12 @@ func (q Query) filter() bson.D {
 			alternatives = append(alternatives, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
 		}
 	}
-	if alternatives != nil {
+	switch {
+	case alternatives != nil:
 		filter = append(filter, bson.E{Key: "$or", Value: alternatives})
+	case q.IDs != nil:
+		// The server rejects an empty $or.
+		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{}}}})
 	}
 	return filter
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -55,15 +56,15 @@ type Store interface {
 	// Census returns how many messages of a group wait. It reads one document. If the count in that document is older than
 	// CensusInterval, and member is the keeper or the keeper is late, it counts all messages of the group: so one member counts
 	// for all others. The keeper passes the places with messages to findUnread, which returns those that no member reads.
+	// It records the member with its handlers if they have changed, and else every 15 seconds.
 	Census(ctx context.Context, member Member, findUnread func(ctx context.Context, places []Place) ([]Place, error)) (Census, error)
 
-	// Handlers returns the names of the handlers of the members that took a Census of the group lately. The list is empty if no member
-	// runs.
+	// Handlers returns the names of the handlers of the members that run, in order: of those that took a Census of the group in the
+	// last 30 seconds, and did not leave. The list is empty if no member runs.
 	Handlers(ctx context.Context, group string) ([]string, error)
 
-	// ReportStops records for operators which handlers of a member are suspended or paused. Call it again within StopsExpiry while
-	// there are any. An empty list removes the record. It has no effect before the first Census of the group.
-	ReportStops(ctx context.Context, group, member string, stops []Stop) error
+	// Leave removes the record of a member that ends.
+	Leave(ctx context.Context, group, member string) error
 
 	// Requested returns the queues of a group for which operators have requested something: an attempt, or that messages are
 	// given up.
@@ -462,9 +463,14 @@ var isRequested = bson.D{{Key: "rq", Value: bson.D{{Key: "$gt", Value: time.Time
 // isDiscarded matches messages that an operator has discarded.
 var isDiscarded = bson.D{{Key: "dc.at", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}
 
-// inGroup matches the messages of a group. "0" follows "/", so the range has exactly the handlers with that prefix.
+// inGroup matches the messages of a group. "0" follows "/", so the range of the index has exactly the handlers with that prefix. They
+// may be of another group: the name of a group may have slashes, the name of a handler has none.
 func inGroup(group string) bson.D {
-	return bson.D{{Key: "h", Value: bson.D{{Key: "$gt", Value: group + "/"}, {Key: "$lt", Value: group + "0"}}}}
+	return bson.D{{Key: "h", Value: bson.D{
+		{Key: "$gt", Value: group + "/"},
+		{Key: "$lt", Value: group + "0"},
+		{Key: "$regex", Value: "^" + regexp.QuoteMeta(group) + "/[^/]*$"},
+	}}}
 }
 
 func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }

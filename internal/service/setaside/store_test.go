@@ -128,6 +128,37 @@ func TestRetireRemovesTheMessagesOfAHandler(t *testing.T) {
 	}
 }
 
+// The name of a group may begin with the name of another group, and the name of a handler with the name of another handler.
+func TestTheDeskSelectsAGroupAndAHandlerExactly(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s, desk := openStore(t, db), setaside.NewDesk(db, setaside.DefaultCollection)
+	for offset, handler := range []string{"g/ship", "g/ship2", "g/eu/ship", "g/eu/pay", "h.g/ship"} {
+		m := setasidetest.NewMessage("a", 0, int64(offset), 1)
+		m.Handler = handler
+		if err := s.Add(t.Context(), 0, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for query, want := range map[[2]string][]string{
+		{"g", ""}:     {"g/ship", "g/ship2"},
+		{"g/eu", ""}:  {"g/eu/pay", "g/eu/ship"},
+		{"g", "ship"}: {"g/ship"},
+		{"", "ship"}:  {"g/eu/ship", "g/ship", "h.g/ship"},
+		{"h.g", ""}:   {"h.g/ship"},
+	} {
+		page, _, err := desk.List(t.Context(), setaside.Query{Group: query[0], Handler: query[1]}, nil, 10)
+		var got []string
+		for i := range page {
+			got = append(got, page[i].Handler)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("group %q and handler %q: got %q (%v), want %q", query[0], query[1], got, err, want)
+		}
+	}
+}
+
 func TestEveryQueryUsesTheIndex(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -169,7 +200,7 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 		},
 		"Waiting": func() error { _, err := s.Waiting(t.Context(), orders, []setaside.Digest{m.Queue}); return err },
 		"Census": func() error {
-			_, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: "a"}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
+			_, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: "a"}, noneUnread)
 			return err
 		},
 		"Requested": func() error { _, err := s.Requested(t.Context(), "billing"); return err },
@@ -212,10 +243,13 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 	}
 	read := func(member string) []stacktest.Plan {
 		t.Helper()
-		plans = nil
-		c, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: member}, func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil })
-		if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
-			t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+		// The first one also records the member.
+		for range 2 {
+			plans = nil
+			c, err := s.Census(t.Context(), setaside.Member{Group: "billing", ID: member}, noneUnread)
+			if err != nil || len(c.Counts) != 1 || c.Counts[0].N != backlog {
+				t.Fatalf("counts: got %+v (%v), want %d messages of one handler", c.Counts, err, backlog)
+			}
 		}
 		return plans
 	}
@@ -232,6 +266,51 @@ func TestMembersReadTheCountsWithOneQuery(t *testing.T) {
 	}
 }
 
+func noneUnread(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
+
+// A member that was killed does not leave.
+func TestTheRecordOfAMemberExpires(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	s := openStore(t, db)
+	counts := db.Collection(setaside.DefaultCollection + setaside.CountsSuffix)
+	takeCensus := func(id string) {
+		t.Helper()
+		member := setaside.Member{Group: "billing", ID: id, Handlers: []string{"by " + id}, Stops: []setaside.Stop{{Handler: "by " + id, Until: time.Now()}}}
+		if _, err := s.Census(t.Context(), member, noneUnread); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age := func(id string, age time.Duration) {
+		t.Helper()
+		at := bson.D{{Key: "members." + id + ".at", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}}}}
+		if _, err := counts.UpdateOne(t.Context(), bson.D{}, mongo.Pipeline{{{Key: "$set", Value: at}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string, want ...string) {
+		t.Helper()
+		names, err := s.Handlers(t.Context(), "billing")
+		if err != nil || !slices.Equal(names, want) {
+			t.Errorf("handlers %s: got %q (%v), want %q", when, names, err, want)
+		}
+		notes, err := setaside.NewDesk(db, setaside.DefaultCollection).Groups(t.Context(), "billing")
+		if err != nil || len(notes) != 1 || len(notes[0].Stops) != len(want) {
+			t.Errorf("groups %s: got %+v (%v), want %d stops", when, notes, err, len(want))
+		}
+	}
+
+	takeCensus("a")
+	takeCensus("b")
+	age("b", 25*time.Second)
+	check("within the expiry", "by a", "by b")
+	takeCensus("b")
+	age("a", 31*time.Second)
+	check("after the expiry of one", "by b")
+	takeCensus("a")
+	check("after its return", "by a", "by b")
+}
+
 // DistinctResult.Decode of the driver hides the error of the command, so no function of this package may use it.
 func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 	t.Parallel()
@@ -242,8 +321,7 @@ func TestTheErrorOfTheServerIsReturned(t *testing.T) {
 	if _, err := s.Stored(ctx, []setaside.Digest{{1}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Stored: got %v, want %v", err, context.Canceled)
 	}
-	none := func(context.Context, []setaside.Place) ([]setaside.Place, error) { return nil, nil }
-	if _, err := s.Census(ctx, setaside.Member{Group: "billing", ID: "a"}, none); !errors.Is(err, context.Canceled) {
+	if _, err := s.Census(ctx, setaside.Member{Group: "billing", ID: "a"}, noneUnread); !errors.Is(err, context.Canceled) {
 		t.Errorf("Census: got %v, want %v", err, context.Canceled)
 	}
 }

@@ -421,3 +421,24 @@ func TestOptionsAreChecked(t *testing.T) {
 		t.Error("a Desk without a database")
 	}
 }
+
+// A program that has found no message must not act on all letters.
+func TestAnEmptyListSelectsNothing(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		keyless, empty := newLetter(2, "h", "A"), newLetter(3, "h", "A")
+		keyless.Key, empty.Key = nil, []byte{}
+		g.bury(newLetter(1, "h", "A"), keyless, empty)
+
+		for name, query := range map[string]deadletter.Query{
+			"no message": {Handler: "h", Messages: []string{}}, "no id": {Handler: "h", IDs: []deadletter.ID{}}, "not even a handler": {IDs: []deadletter.ID{}},
+		} {
+			if n, err := g.Requeue(g.Context(), query, deadletter.RequeueOptions{}); n != 0 || err != nil {
+				g.Errorf("%s: requeued %d (%v), want none", name, n, err)
+			}
+		}
+		if n, err := g.Count(g.Context(), deadletter.Query{Key: []byte{}}); n != 1 || err != nil {
+			g.Errorf("letters with an empty key: got %d (%v), want 1", n, err)
+		}
+	})
+}

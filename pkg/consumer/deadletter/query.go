@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb/listing"
 )
 
-// Query selects letters that fulfill all conditions that are set. The zero value selects all letters.
+// Query selects letters that fulfill all conditions that are set. The zero value selects all letters. An empty list that is not nil
+// selects nothing.
 type Query struct {
 	IDs      []ID
 	Messages []string // ids of messages: all letters of these messages
@@ -17,8 +18,8 @@ type Query struct {
 
 	Fingerprint string // of a [Summary]: the letters with its failure
 
-	Topic        string // of the message's first record
-	Key          []byte
+	Topic        string    // of the message's first record
+	Key          []byte    // nil: any; empty: the empty key
 	Reason       string    // the beginning of the reason
 	From, Before time.Time // given up at From or later, and before Before
 	Requeued     *bool     // nil: both
@@ -55,7 +56,7 @@ func (q Query) buildFilter() bson.D {
 	filter.Equal("_id.topic", q.Topic)
 	filter.Equal("fingerprint", q.Fingerprint)
 
-	if len(q.Key) > 0 {
+	if q.Key != nil {
 		filter.Require("key", q.Key)
 	}
 	filter.Prefix("reason", q.Reason)

@@ -155,12 +155,18 @@ func (b *requeueBatch) checkHandlers(ctx context.Context, id ID, names []string)
 }
 
 // FindObstacle returns why messages of a group cannot go back to the handlers of these names, with the fix, or "". Messages for a
-// handler that no member has would wait for it forever. While no member runs, the handlers of the group are unknown, and nothing is
-// an obstacle. It is for packages of this module.
+// handler that no member has would wait for it forever. While no member runs, the handlers of the group are unknown, and only a name
+// that no handler can have is an obstacle. It is for packages of this module.
 func (d *Desk) FindObstacle(ctx context.Context, _ module.Key, group string, names []string) (string, error) {
-	if len(names) == 0 || names[0] == "" {
+	if len(names) == 0 || len(names) == 1 && names[0] == "" {
 		return "no handler took it: name the handler that gets it (--to)", nil
 	}
+	for _, name := range names {
+		if name == "" || strings.Contains(name, "/") {
+			return fmt.Sprintf("no handler can have the name %q: name handlers of group %s without the group (--to)", name, group), nil
+		}
+	}
+
 	known, err := d.waiting.Handlers(ctx, group)
 	if err != nil {
 		return "", err

@@ -79,7 +79,6 @@ func TestALetterIsRequeuedForItsHandlerAlone(t *testing.T) {
 	})
 }
 
-// A requeued letter does not hide a later failure of its record, which Kafka may deliver again.
 // The running members of the group have no handler of the name, so the message would wait for it without an end.
 func TestARequeueToAnUnknownHandlerIsRejected(t *testing.T) {
 	t.Parallel()
@@ -107,6 +106,22 @@ func TestARequeueToAnUnknownHandlerIsRejected(t *testing.T) {
 	})
 }
 
+// While no member runs, the handlers of the group are unknown.
+func TestARequeueToANameThatNoHandlerCanHaveIsRejected(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		g.bury(newLetter(1, "h", "A"))
+		for _, names := range [][]string{{"h", ""}, {"a/b"}, {"h", "g/h"}} {
+			n, err := g.Requeue(g.Context(), deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Handlers: names})
+			if n != 0 || !isRejected(err) {
+				g.Errorf("requeue to %q: got %d (%v), want a RejectedError", names, n, err)
+			}
+		}
+		g.requeue(deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Handlers: []string{"h", "other"}}, 1)
+	})
+}
+
+// A requeued letter does not hide a later failure of its record, which Kafka may deliver again.
 func TestARequeuedLetterIsReplacedByALaterFailure(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {

@@ -43,7 +43,7 @@ var ofServices = []Metric{
 		Name: "outrelay_consumer_stray_messages", Labels: []string{"group", "handler", "topic", "reason"}, Unit: "messages",
 		Help:   "Messages set aside for a topic, a partition or a handler that is gone.",
 		Detail: "`unread`, `no_handler`.",
-		Fix:    "`unread`: one member retries them. `no_handler`: register the handler, or remove its messages with `Retire`",
+		Fix:    "`unread`: one member retries them. `no_handler`: register the handler in all members. If none has it, `Retire` removes its messages",
 	},
 	{
 		Name: "outrelay_consumer_failures_total", Labels: []string{"group", "handler", "action"}, Unit: "attempts",

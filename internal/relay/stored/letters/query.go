@@ -48,7 +48,7 @@ var ErrEmptyQuery = errors.New("the query has no condition; add one, or set all 
 
 // Empty reports whether the query has no condition except Watcher, NS, RequeueStatus and Archived.
 func (q Query) Empty() bool {
-	return len(q.Letters) == 0 && len(q.IDs) == 0 && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" &&
+	return q.Letters == nil && q.IDs == nil && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" &&
 		q.AggregateType == "" && q.Key == "" && q.Class == "" && q.Message == "" && q.Fingerprint == ""
 }
 
@@ -84,7 +84,9 @@ func (q Query) mongoFilter() bson.D {
 
 	var ofLetters, ofIDs listing.Filter
 	listing.In(&ofLetters, "_id", q.Letters)
-	listing.In(&ofIDs, "id", shortIDs(q.IDs))
+	if q.IDs != nil {
+		listing.In(&ofIDs, "id", shortIDs(q.IDs))
+	}
 	if ofLetters != nil && ofIDs != nil {
 		filter.Require("$or", bson.A{ofLetters, ofIDs})
 	} else {

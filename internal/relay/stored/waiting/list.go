@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/listing"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -29,31 +30,23 @@ type Query struct {
 
 // buildConditions returns the conditions of the query except the watcher.
 func (q Query) buildConditions() bson.D {
-	document := bson.D{}
-	if q.NS != "" {
-		document = append(document, bson.E{Key: "ns", Value: q.NS})
-	}
-	if q.Key != "" {
-		document = append(document, bson.E{Key: "key", Value: q.Key})
-	}
-	if len(q.IDs) > 0 {
-		document = append(document, bson.E{Key: "id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
-	}
-	if q.Reason != "" {
-		document = append(document, bson.E{Key: "reason", Value: q.Reason})
-	}
+	filter := listing.Filter{}
+	filter.Equal("ns", q.NS)
+	filter.Equal("key", q.Key)
+	listing.In(&filter, "id", q.IDs)
+	filter.Equal("reason", string(q.Reason))
 
 	if q.Failed {
 		failed := bson.D{{Key: "reason", Value: Retry}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}
-		document = append(document, bson.E{Key: "$and", Value: bson.A{failed}})
+		filter.Require("$and", bson.A{failed})
 	}
 
 	if q.Topic != "" {
 		// One that lists no topics waits for all that it routes to.
 		listed := bson.Regex{Pattern: "(^|,)" + regexp.QuoteMeta(q.Topic) + "(,|$)"}
-		document = append(document, bson.E{Key: "topics", Value: bson.D{{Key: "$in", Value: bson.A{"", listed}}}})
+		listing.In(&filter, "topics", bson.A{"", listed})
 	}
-	return document
+	return bson.D(filter)
 }
 
 func (q Query) filter() bson.D {
