@@ -81,12 +81,31 @@ var ErrCompacted = errors.New("the replay sends to compacted topics")
 // ErrUnboundedReplay is returned for an order that would replay everything.
 var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
 
+// checkLists rejects an empty list: a program that has found no id means no envelope, and not each of them.
+func (o *ReplayOrder) checkLists() error {
+	lists := []struct {
+		name string
+		list []string
+	}{
+		{"ids", o.IDs}, {"keys", o.Keys}, {"types", o.Types}, {"aggregate_types", o.AggregateTypes}, {"topics", o.Topics}, {"collections", o.Collections},
+	}
+	for _, one := range lists {
+		if one.list != nil && len(one.list) == 0 {
+			return invalidRequest("%s is an empty list: leave it out, or name at least one", one.name)
+		}
+	}
+	return nil
+}
+
 // Plan counts the envelopes that the order matches now.
 func (r Replays) Plan(ctx context.Context, order ReplayOrder) (ReplayPlan, error) {
 	if err := r.checkRouting(); err != nil {
 		return ReplayPlan{}, err
 	}
 	plan := ReplayPlan{Watcher: r.op.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
+	if err := order.checkLists(); err != nil {
+		return plan, err
+	}
 	if order.From.IsZero() && len(order.IDs) == 0 {
 		return plan, ErrUnboundedReplay
 	}

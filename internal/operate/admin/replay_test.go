@@ -395,6 +395,21 @@ func TestAReplayIsNarrowed(t *testing.T) {
 	}
 }
 
+// An empty list comes from a program that has found nothing.
+func TestAReplayOfAnEmptyListIsRejected(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	from, none := time.Now().Add(-time.Hour), []string{}
+	for name, order := range map[string]admin.ReplayOrder{
+		"ids": {From: from, IDs: none}, "keys": {From: from, Keys: none}, "types": {From: from, Types: none},
+		"aggregate_types": {From: from, AggregateTypes: none}, "topics": {From: from, Topics: none}, "collections": {From: from, Collections: none},
+	} {
+		if _, err := s.r.Plan(t.Context(), order); err == nil || !strings.HasPrefix(err.Error(), name+" is an empty list") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))

@@ -3,6 +3,7 @@ package opspage
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -78,9 +79,10 @@ func (c *call) parseDuration(name string, byDefault time.Duration) (time.Duratio
 	return duration, nil
 }
 
-// splitWords splits text at blanks, commas and line ends.
-func splitWords(text string) []string {
-	return strings.FieldsFunc(text, func(char rune) bool { return strings.ContainsRune(", \n\r\t", char) })
+// splitWords splits text at blanks, commas and line ends. It returns nil without a word: an empty list would select nothing.
+func splitWords(text string) (words []string) {
+	isSeparator := func(char rune) bool { return strings.ContainsRune(", \n\r\t", char) }
+	return slices.AppendSeq(words, strings.FieldsFuncSeq(text, isSeparator))
 }
 
 // splitLines splits text into lines without empty ones. Names may contain blanks.
