@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
 // describePause returns a sentence about the pause, or the missing owner, because of which an event of the result is not sent, or "". It
@@ -23,6 +21,7 @@ func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (str
 		return "", err
 	}
 	var paused []string
+	var order *SlotStatus // one of the paused slots
 	slots, owned := 0, 0
 	for i := range status.Slots {
 		if status.Slots[i].Name != op.Watcher {
@@ -33,7 +32,7 @@ func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (str
 			owned++
 		}
 		if status.Slots[i].Paused {
-			paused = append(paused, status.Slots[i].Slot)
+			paused, order = append(paused, status.Slots[i].Slot), &status.Slots[i]
 		}
 	}
 	switch {
@@ -48,13 +47,8 @@ func describePause(ctx context.Context, op Operator, found []FoundEnvelope) (str
 	if len(paused) < slots {
 		text += " in slot " + strings.Join(paused, ", ")
 	}
-	// The entries of a pause may have been removed by now.
-	pauses, err := op.Audit(ctx, AuditFilter{Watcher: op.Watcher, Kinds: []string{string(nodes.Paused)}}, 1, "")
-	if err != nil {
-		return "", err
-	}
-	if len(pauses.Items) > 0 && pauses.Items[0].Actor != "" {
-		text += ", by " + pauses.Items[0].Actor + " since " + pauses.Items[0].At.Format(time.RFC3339)
+	if order.PausedBy != "" && order.PausedAt != nil {
+		text += ", by " + order.PausedBy + " since " + order.PausedAt.Format(time.RFC3339)
 	}
 	return text + ", so events wait: outrelay resume ends the pause", nil
 }
