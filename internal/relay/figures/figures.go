@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -87,7 +86,7 @@ type ScheduledCount struct {
 // CountScheduledOf returns how many scheduled envelopes had the outbox coll of db, or all outboxes of db if coll is "".
 func (f *Figures) CountScheduledOf(db, coll string) (total int64) {
 	for _, counted := range f.Scheduled {
-		if ofDB, ofColl, _ := strings.Cut(counted.NS, "."); ofDB == db && (coll == "" || ofColl == coll) {
+		if outboxes.IsOf(counted.NS, db, coll) {
 			total += counted.N
 		}
 	}

@@ -3,7 +3,6 @@ package scheduled
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
@@ -46,8 +45,7 @@ func (s *Scheduled) CountOfOutbox(db, coll, before string) int64 {
 
 // isOfOutbox reports whether the envelope is of the outbox, or of an outbox of db if coll is "", and was inserted before the position.
 func (e *dueEnvelope) isOfOutbox(db, coll, before string) bool {
-	isOfOutbox := e.NS == db+"."+coll || coll == "" && strings.HasPrefix(e.NS, db+".")
-	return isOfOutbox && e.position() < before
+	return outboxes.IsOf(e.NS, db, coll) && e.position() < before
 }
 
 // position returns the position of the insert of the envelope, or of its claim if the server has not stamped the insert. A later collection
