@@ -35,9 +35,9 @@ type Record struct {
 
 // Sent describes the records that an event may have in a topic already, besides one that equals its record in the headers and the time (N7).
 type Sent struct {
-	Positions []byte // digests of the positions with which it may have been sent out of the store or by a sweep
-	StreamMS  int64  // time of the record with which it may have been sent out of the stream; 0: it was not
-	AnyTime   bool   // that record may have any time
+	Positions [2][]byte // the positions with which it may have been sent out of the store or by a sweep; nil: none
+	StreamMS  int64     // time of the record with which it may have been sent out of the stream; 0: it was not
+	AnyTime   bool      // that record may have any time
 }
 
 // TopicPartition names one partition.

@@ -117,8 +117,12 @@ func EachHit(rec *record.Record, visit func(id Identity, timeMS int64) bool) {
 	if id, _ = values.digest(); isOfStream && visit(id, streamMS) {
 		return
 	}
-	for digests := rec.Sent.Positions; len(digests) >= record.PositionSize; digests = digests[record.PositionSize:] {
-		values.has[position], values.value[position] = true, digests[:record.PositionSize]
+	var room [record.PositionSize]byte
+	for _, pos := range rec.Sent.Positions {
+		if pos == nil {
+			continue
+		}
+		values.has[position], values.value[position] = true, record.AppendPositionDigest(room[:0], pos)
 		if id, _ = values.digest(); visit(id, AnyTime) {
 			return
 		}

@@ -137,7 +137,7 @@ func TestN07_AnIDThatIsUsedAgainIsAnotherDelivery(t *testing.T) {
 		"of the store":                   {record.Record{Headers: []record.Header{id, position}, TimeMS: other}, 9},
 		"of the store, sent before":      {record.Record{Headers: []record.Header{id, {Key: position.Key, Value: []byte("another1")}}, Sent: record.Sent{StreamMS: first}}, 7},
 		"of the store, not sent before":  {record.Record{Headers: []record.Header{id, {Key: position.Key, Value: []byte("another1")}}, TimeMS: first}, -1},
-		"of the stream, from the store":  {record.Record{Headers: []record.Header{id}, TimeMS: other, Sent: record.Sent{Positions: stored}}, 9},
+		"of the stream, from the store":  {record.Record{Headers: []record.Header{id}, TimeMS: other, Sent: record.Sent{Positions: [2][]byte{[]byte("82AA")}}}, 9},
 		"of a sweep":                     {record.Record{Headers: []record.Header{id}, TimeMS: other, Sent: record.Sent{AnyTime: true}}, 7},
 		"of the stream, at another time": {record.Record{Headers: []record.Header{id, newHeader(record.HeaderDelivery, "1")}, TimeMS: other}, 10},
 	} {

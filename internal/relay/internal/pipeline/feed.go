@@ -30,7 +30,7 @@ type feed struct {
 	readAt     time.Time // when the current envelope was read, or the batch of events with it
 	eventCount int
 	rereading  bool   // an earlier owner may have delivered the inserts
-	positions  []byte // of the records of item
+	stampPos   []byte // the position of the current insert in a sweep
 	isSweep    bool   // the inserts come from the outbox, which does not have the times of their records
 }
 
@@ -162,11 +162,9 @@ func (f *feed) fillItem(item *Item) error {
 // addPositions adds the positions with which the envelope may have been sent out of the store: an earlier owner may have stored it when
 // it came from the stream or from a sweep, and sent it before the resolved position passed its event.
 func (f *feed) addPositions(item *Item) {
-	var room [32]byte
-	f.positions = record.AppendPositionDigest(f.positions[:0], item.Pos)
-	f.positions = record.AppendPositionDigest(f.positions, outboxes.AppendPosAt(room[:0], outboxes.Stamp(item.Raw)))
+	f.stampPos = outboxes.AppendPosAt(f.stampPos[:0], f.view.TS)
 	for i := range item.Records {
-		item.Records[i].Sent = record.Sent{Positions: f.positions, AnyTime: f.isSweep}
+		item.Records[i].Sent = record.Sent{Positions: [2][]byte{item.Pos, f.stampPos}, AnyTime: f.isSweep}
 	}
 }
 
