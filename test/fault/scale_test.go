@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/test/kit"
@@ -20,6 +21,10 @@ var (
 	scaleWaiting     = flag.Int("scale.waiting", 20_000, "how many envelopes wait in TestRestartWithManyWaiting")
 	scaleCollections = flag.Int("scale.collections", 100, "how many outboxes there are in TestManyOutboxes")
 )
+
+// sharedCollections is the largest number of outboxes for the shared mongod: it opens three files for each, and machines often allow
+// 20,000. A mongod for more outboxes closes the files of collections that it has not used for a second.
+const sharedCollections = 5000
 
 // A relay starts while many envelopes wait for a topic that does not exist. An event for another topic is delivered soon, and the memory does
 // not grow with their number. The limits are for two cores that the servers share.
@@ -95,7 +100,17 @@ func enterMany(t *testing.T, s *kit.Scene, n int) {
 func TestManyOutboxes(t *testing.T) {
 	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.collections")
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
+	n := *scaleCollections
+	var stack *devstack.Stack
+	if n > sharedCollections {
+		stack = stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{
+			CacheMB: 4096, Parameters: map[string]string{"wiredTigerCursorCacheSize": "0"}, Args: []string{
+				"--syncdelay", "5",
+				"--wiredTigerEngineConfigString", "file_manager=(close_scan_interval=1,close_idle_time=1,close_handle_minimum=500)",
+			},
+		}})
+	}
+	s := kit.New(t, kit.Options{Stack: stack, Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
 	topics := s.ReadTopics("order")
 	s.StartRelay().WaitTookOver()
 	alone := measureLatency(t, s, topics)
@@ -103,7 +118,6 @@ func TestManyOutboxes(t *testing.T) {
 		p.Kill()
 	}
 
-	n := *scaleCollections
 	g, ctx := errgroup.WithContext(t.Context())
 	g.SetLimit(4)
 	for i := range n {
