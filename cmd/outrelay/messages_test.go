@@ -183,21 +183,28 @@ func TestUnusableServers(t *testing.T) {
 	} {
 		env := append([]string{"OUTRELAY_MONGODB_URI=" + c.uri}, base...)
 		for _, line := range []string{"status", "dead list", "pause", "reslice --slots 2", "import --from koan", "adopt --at 1h"} {
-			code, out, errOut := runCommand(t, env, strings.Fields(line)...)
-			if code != c.code || out != "" || strings.Count(errOut, c.want) != 1 || strings.Contains(errOut, "topology") || strings.Contains(errOut, plantedSecret) {
-				t.Errorf("%s, outrelay %s: exit code %d, stdout %q, stderr %q", c.name, line, code, out, errOut)
-			}
+			t.Run(c.name+", "+line, func(t *testing.T) {
+				t.Parallel()
+				code, out, errOut := runCommand(t, env, strings.Fields(line)...)
+				if code != c.code || out != "" || strings.Count(errOut, c.want) != 1 || strings.Contains(errOut, "topology") || strings.Contains(errOut, plantedSecret) {
+					t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
+				}
+			})
 		}
 
-		p := &program{env: env}
-		cfg, _, err := p.loadConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = reachServers(t.Context(), cfg, slog.New(slog.DiscardHandler), 0)
-		if exitCode(err) != c.code || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s, outrelay run: exit code %d: %v", c.name, exitCode(err), err)
-		}
+		t.Run(c.name+", run", func(t *testing.T) {
+			t.Parallel()
+			p := &program{env: env}
+			cfg, _, err := p.loadConfig()
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			err = reachServers(t.Context(), cfg, slog.New(slog.DiscardHandler), 0)
+			if exitCode(err) != c.code || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("exit code %d: %v", exitCode(err), err)
+			}
+		})
 	}
 }
 

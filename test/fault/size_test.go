@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -32,13 +33,23 @@ var (
 	scaleWatchers    = flag.Int("scale.watchers", 3, "how many relays TestManyWatchersInAProcess runs")
 )
 
+// sharedTopics is the largest number of topics for the shared broker: it keeps a file open, and maps two, for each partition, and machines
+// often allow 20,000 and 65,530.
+const sharedTopics = 2000
+
 // A relay creates a topic for each of many aggregate types, and its successor takes over all of them. A bare client creates as many.
 func TestManyTopics(t *testing.T) {
 	stacktest.OnlyWith(t, "only rare installations have such sizes", "slow", "scale.topics")
 	t.Parallel()
 	n := *scaleTopics
-	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{
-		"log.level": "info", "topics.create.partitions": 6, "topics.max": n + 1,
+	var stack *devstack.Stack
+	if n > sharedTopics {
+		stack = stacktest.Own(t, devstack.Options{Brokers: 3, Kafka: devstack.KafkaOptions{
+			HeapMB: 2048, Props: map[string]string{"min.insync.replicas": "1"},
+		}})
+	}
+	s := kit.New(t, kit.Options{Stack: stack, Types: []string{}, Set: map[string]any{
+		"log.level": "info", "topics.create.partitions": 6, "topics.create.replication": 1, "topics.max": n + 1,
 	}})
 	bare := createBareTopics(t, s, n)
 	first := s.StartRelay()

@@ -132,6 +132,7 @@ var ofAttempt = regexp.MustCompile(`(wait|records|for)=\S+|127\.0\.0\.1:\d+->`)
 // each attempt: a topic that is missing, and an owner that a standby waits for. A server that is away is one line of each relay, and
 // one when it is back.
 func TestALastingProblemIsLoggedOnce(t *testing.T) {
+	stacktest.OnlyWith(t, "it waits for two outages of servers", "slow")
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"http.readiness": "10s"}})
