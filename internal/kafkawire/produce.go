@@ -30,7 +30,7 @@ func UnknownBrokerError(id int32) error {
 type PartitionBatch struct {
 	Topic     string
 	Partition int32
-	Sealed    []byte
+	Batch     *batch.Builder
 }
 
 // ProduceResult is the response for one partition of a request.
@@ -69,6 +69,9 @@ const (
 	// copyLimit is the size up to which pieces are copied together and written at once. For many small
 	// batches, a system call for each, and with TLS a record for each, costs more than the copy.
 	copyLimit = 64 << 10
+	// copyPiece is the size from which a piece of a larger request is not copied: that of a TLS record, so a copy would
+	// save no system call.
+	copyPiece = 16 << 10
 	// ResponseSlack is the time that a response may take beyond the time limit of the broker.
 	ResponseSlack = 500 * time.Millisecond
 	maxResponse   = 64 << 20
@@ -90,8 +93,8 @@ func (w *Producer) Produce(
 	w.throttle = 0
 	// The broker may hold the request for the whole timeout, and the response needs time as well.
 	link.wire.setIdle(timeout + ResponseSlack)
-	w.encodeRequest(version, link.clientID, timeout, batches)
-	if err := w.writeRequest(link); err != nil {
+	total := w.encodeRequest(version, link.clientID, timeout, batches)
+	if err := w.writeRequest(link, total); err != nil {
 		return dst, err
 	}
 	body, err := response.Read(link.reader, w.body, w.correlation, maxResponse)
@@ -109,9 +112,9 @@ func (w *Producer) Produce(
 	return dst, w.decodeResponse(version, body, batches, dst[len(dst)-len(batches):])
 }
 
-// encodeRequest fills w.pieces with the request: the sealed batches, and pieces of w.head between
-// them.
-func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Duration, batches []PartitionBatch) {
+// encodeRequest fills w.pieces with the request: the pieces of the sealed batches, and of w.head between them. It returns
+// the length of the request.
+func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Duration, batches []PartitionBatch) (total int) {
 	be := binary.BigEndian
 	w.correlation++
 
@@ -127,7 +130,7 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 	// The counts of topics and partitions are filled in once the batches have been counted.
 	topicCountAt := len(head)
 	head = be.AppendUint32(head, 0)
-	topics, partitionCountAt, payload := 0, 0, 0
+	topics, partitionCountAt := 0, 0
 	w.splits = w.splits[:0]
 	for i := range batches {
 		batch := &batches[i]
@@ -140,26 +143,26 @@ func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Du
 		be.PutUint32(head[partitionCountAt:], be.Uint32(head[partitionCountAt:])+1)
 		head = be.AppendUint32(head, uint32(batch.Partition))
 		w.splits = append(w.splits, len(head))
-		payload += len(batch.Sealed)
 	}
 	be.PutUint32(head[topicCountAt:], uint32(topics))
-	be.PutUint32(head, uint32(len(head)-4+payload))
 	w.head = head
 
 	w.pieces = w.pieces[:0]
 	from := 0
 	for i := range batches {
-		w.pieces = append(w.pieces, head[from:w.splits[i]], batches[i].Sealed)
+		w.pieces = batches[i].Batch.AppendPieces(append(w.pieces, head[from:w.splits[i]]))
 		from = w.splits[i]
 	}
+
+	for _, piece := range w.pieces {
+		total += len(piece)
+	}
+	be.PutUint32(head, uint32(total-4))
+	return total
 }
 
-// writeRequest writes w.pieces to link. The error is ErrIncomplete if the system has not taken all bytes.
-func (w *Producer) writeRequest(link *Link) error {
-	total := 0
-	for _, b := range w.pieces {
-		total += len(b)
-	}
+// writeRequest writes w.pieces, which have total bytes, to link. The error is ErrIncomplete if the system has not taken all bytes.
+func (w *Producer) writeRequest(link *Link, total int) error {
 	written, err := w.writePieces(link, total)
 	if err != nil && written < total {
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
@@ -194,12 +197,13 @@ func (w *Producer) writePieces(link *Link, total int) (written int, err error) {
 		return err
 	}
 	for _, b := range pieces {
-		if len(w.copyBuf)+len(b) > copyLimit {
+		alone := total > copyLimit && len(b) >= copyPiece
+		if alone || len(w.copyBuf)+len(b) > copyLimit {
 			if err := flush(); err != nil {
 				return written, err
 			}
 		}
-		if len(b) > copyLimit {
+		if alone {
 			if err := write(b); err != nil {
 				return written, err
 			}
@@ -207,7 +211,7 @@ func (w *Producer) writePieces(link *Link, total int) (written int, err error) {
 		}
 		w.copyBuf = append(w.copyBuf, b...)
 	}
-	// Otherwise the array would keep the sealed batches in memory until the next request.
+	// Otherwise the array would keep the chunks in memory until the next request.
 	clear(pieces)
 	err = flush()
 	return written, err
@@ -285,19 +289,19 @@ func (c *Client) Publish(
 	ctx context.Context, addr string, tp record.TopicPartition, list []record.Record, timeout time.Duration,
 ) error {
 	var builder batch.Builder
-	builder.Reset(nil)
+	builder.Reset(new(batch.Chunks))
 	for i := range list {
 		builder.Append(&list[i])
 	}
 	// The producer id -1 stands for a producer that is not idempotent.
-	sealed, err := builder.Seal(batch.None(), nil, batch.Producer{ID: -1, Epoch: -1}, -1)
+	err := builder.Seal(batch.None(), batch.Producer{ID: -1, Epoch: -1}, -1)
 	if err != nil {
 		return err
 	}
 
 	var producer Producer
 	var results []ProduceResult
-	batches := []PartitionBatch{{tp.Topic, tp.Partition, sealed}}
+	batches := []PartitionBatch{{tp.Topic, tp.Partition, &builder}}
 	err = c.useLink(ctx, addr, timeout+ResponseSlack, func(link *Link) error {
 		results, err = producer.Produce(link, timeout, batches, results[:0])
 		return err

@@ -86,3 +86,37 @@ func TestTimeLimitCountsFromTheLastByteThatMoved(t *testing.T) {
 		}
 	})
 }
+
+// recordingConn records the writes of a TLS connection.
+type recordingConn struct {
+	net.Conn
+	sent   []byte
+	writes int
+}
+
+func (c *recordingConn) Write(data []byte) (int, error) {
+	c.sent = append(c.sent, data...)
+	c.writes++
+	return len(data), nil
+}
+
+// TestOnlySmallPiecesAreCopiedTogether: with TLS, the small pieces of a large request share a write, and each chunk has its own.
+func TestOnlySmallPiecesAreCopiedTogether(t *testing.T) {
+	t.Parallel()
+	conn := &recordingConn{}
+	producer := &Producer{}
+	var want []byte
+	for i, size := range []int{9, 65, 512, 1 << 10, 32 << 10, 32 << 10, 7, 65, 100, 32 << 10} {
+		piece := bytes.Repeat([]byte{byte('a' + i)}, size)
+		producer.pieces = append(producer.pieces, piece)
+		want = append(want, piece...)
+	}
+
+	written, err := producer.writePieces(&Link{conn: conn}, len(want))
+	if err != nil || written != len(want) || !bytes.Equal(conn.sent, want) {
+		t.Errorf("%d of %d bytes were written: %v", written, len(want), err)
+	}
+	if conn.writes != 5 {
+		t.Errorf("%d writes, want 5: two of small pieces, and one of each chunk", conn.writes)
+	}
+}

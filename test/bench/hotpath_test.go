@@ -29,6 +29,7 @@ type path struct {
 	targets []routing.Target
 	rec     record.Record
 	recs    [1]record.Record
+	chunks  batch.Chunks
 	builder batch.Builder
 	sealed  int
 	tap     *tracing.Tap // turned off: reads the headers and creates no spans
@@ -47,7 +48,7 @@ func newEventPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 		tb.Fatal(err)
 	}
 	h := &path{router: router, filler: p.Filler(), tap: tracing.NewTap(nil, nil, time.Now)}
-	h.builder.Reset(make([]byte, 0, batch.BufferSize(maxBatch)))
+	h.builder.Reset(&h.chunks)
 	return h
 }
 
@@ -80,10 +81,10 @@ func (h *path) processEvent(raw []byte) error {
 			return errors.New("a delivery is followed although there is no follower")
 		}
 		if h.builder.Len()+batch.Size(&h.rec) > maxBatch {
-			if _, err := h.builder.Seal(batch.None(), nil, batch.Producer{}, 0); err != nil {
+			if err := h.builder.Seal(batch.None(), batch.Producer{}, 0); err != nil {
 				return err
 			}
-			h.builder.Reset(h.builder.Buffer())
+			h.builder.Reset(&h.chunks)
 			h.sealed++
 		}
 

@@ -2,7 +2,7 @@
 // Records are copied once: from the envelope into the bytes that are sent.
 //
 // Order: records keep the order of Append. Blocking: never. Cost: one copy of each record, and no
-// allocation while the buffer has room. Sealing costs one pass of CRC-32C and one pass of the codec.
+// allocation while there are free chunks. Sealing costs one pass of CRC-32C. A codec costs one pass and two copies more.
 // Only one goroutine may use a Builder at a time.
 package batch
 
@@ -10,6 +10,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"net"
+	"slices"
+	"sync"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 )
@@ -19,8 +22,10 @@ const (
 	overhead = 61
 	// setPrefix is the length field of the record set, which precedes the batch in a produce request.
 	setPrefix = 4
-	// recordsStart is the offset of the first record in the buffer of a Builder.
-	recordsStart = setPrefix + overhead
+	// keepPieces is the length up to which a Builder keeps its list of chunks. Batches with one huge record have longer lists.
+	keepPieces = 64
+	// keepWorkspace is the size up to which the memory of a compression is kept. Only a batch with one huge record needs more.
+	keepWorkspace = 4 << 20
 	// maxDeltas is the largest size of the attributes, offset delta and time delta of one record.
 	maxDeltas = 1 + binary.MaxVarintLen64 + binary.MaxVarintLen32
 
@@ -37,56 +42,56 @@ type Producer struct {
 
 func (p Producer) String() string { return fmt.Sprintf("producer id %d epoch %d", p.ID, p.Epoch) }
 
-// Builder collects the records of one batch.
+// Builder collects the records of one batch in chunks. A record may continue in the next chunk.
 type Builder struct {
-	buf            []byte // room for the set prefix and the header, then records
+	chunks         *Chunks
+	head           [setPrefix + overhead]byte // the set prefix and the header of a sealed batch
+	pieces         [][]byte                   // the chunks of the records
+	size           int                        // the length of the batch
 	count          int32
 	firstMS, maxMS int64
+	sealed         bool
+	codec          int8
 }
 
-// Reset starts an empty batch in buf, and overwrites its contents. A nil buf is allowed.
-func (b *Builder) Reset(buf []byte) {
-	if cap(buf) < recordsStart {
-		buf = make([]byte, recordsStart)
+// Reset starts an empty batch, whose memory comes from chunks. It releases the memory of the batch before.
+func (b *Builder) Reset(chunks *Chunks) {
+	b.Release()
+	b.chunks, b.size = chunks, overhead
+	b.pieces = append(b.pieces, chunks.takeChunk(0))
+}
+
+// Release returns the memory of the batch to its Chunks, and leaves a batch without records. The Builder
+// must be Reset before the next batch.
+func (b *Builder) Release() {
+	b.dropChunks()
+	*b = Builder{pieces: b.pieces}
+	if cap(b.pieces) > keepPieces {
+		b.pieces = nil
 	}
-	*b = Builder{buf: buf[:recordsStart]}
 }
 
-// Buffer returns the memory of the batch. The caller may replace it with Move, or reuse it after the
-// batch.
-func (b *Builder) Buffer() []byte { return b.buf }
-
-// Move copies the batch to the buffer room, which must have more room than the batch has bytes, and
-// returns the old buffer.
-func (b *Builder) Move(room []byte) []byte {
-	old := b.buf
-	b.buf = append(room[:0], old...)
-	return old
+// dropChunks returns all chunks.
+func (b *Builder) dropChunks() {
+	if len(b.pieces) > 0 {
+		b.chunks.putChunks(b.pieces)
+	}
+	clear(b.pieces)
+	b.pieces = b.pieces[:0]
 }
 
-// Forget releases the buffer, so that the caller can reuse it. Count stays valid.
-func (b *Builder) Forget() { b.buf = nil }
+// Len returns the length of the batch, without the set prefix: before compression until Seal, and after it
+// the length that is sent.
+func (b *Builder) Len() int { return b.size }
 
-// Room returns the number of bytes that Append can add without an allocation.
-func (b *Builder) Room() int { return cap(b.buf) - len(b.buf) }
-
-// Len returns the length of the batch before compression, without the set prefix.
-func (b *Builder) Len() int { return max(len(b.buf)-setPrefix, 0) }
-
-// Records returns the encoded records of a batch that is not compressed, the time to which their time
-// deltas refer, and their number. The bytes alias the buffer.
-func (b *Builder) Records() (body []byte, firstMS int64, n int) {
-	return b.buf[recordsStart:], b.firstMS, int(b.count)
+// Records returns the encoded records in pieces, which alias the memory of the batch, the codec that has
+// compressed them, the time to which their time deltas refer, and their number.
+func (b *Builder) Records() (pieces [][]byte, codec int8, firstMS int64, n int) {
+	return b.pieces, b.codec, b.firstMS, int(b.count)
 }
-
-// BatchOfSet returns the batch in a record set that Seal has returned.
-func BatchOfSet(set []byte) []byte { return set[setPrefix:] }
 
 // Count returns the number of records.
 func (b *Builder) Count() int32 { return b.count }
-
-// BufferSize returns the size of the buffer for a batch whose records have the total Size size.
-func BufferSize(size int) int { return recordsStart + size }
 
 // Size returns an upper bound of the bytes that rec adds to any batch. It depends only on the record.
 func Size(rec *record.Record) int {
@@ -105,62 +110,132 @@ func (b *Builder) Append(rec *record.Record) {
 	// The length stands before the fields. It is calculated first, so that no field has to be moved.
 	n := 1 + varintLen(timeDelta) + varintLen(offsetDelta) +
 		bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
-	buf := binary.AppendVarint(b.buf, int64(n))
-	// Kafka does not use the attributes of a record.
-	buf = append(buf, 0)
-	buf = binary.AppendVarint(buf, timeDelta)
-	buf = binary.AppendVarint(buf, offsetDelta)
-	buf = appendBytes(buf, rec.Key)
-	buf = appendBytes(buf, rec.Value)
+	chunk := b.pieces[len(b.pieces)-1]
+	chunk = b.appendVarint(chunk, int64(n))
+	// Kafka does not use the attributes of a record. As a varint, 0 is one byte as well.
+	chunk = b.appendVarint(chunk, 0)
+	chunk = b.appendVarint(chunk, timeDelta)
+	chunk = b.appendVarint(chunk, offsetDelta)
+	chunk = b.appendBytes(chunk, rec.Key)
+	chunk = b.appendBytes(chunk, rec.Value)
 
-	buf = binary.AppendVarint(buf, int64(len(rec.Headers)))
+	chunk = b.appendVarint(chunk, int64(len(rec.Headers)))
 	for i := range rec.Headers {
 		header := &rec.Headers[i]
 		// The name of a header is never null, so appendBytes would be wrong for a nil key.
-		buf = binary.AppendVarint(buf, int64(len(header.Key)))
-		buf = append(buf, header.Key...)
-		buf = appendBytes(buf, header.Value)
+		chunk = b.appendVarint(chunk, int64(len(header.Key)))
+		chunk = b.appendData(chunk, header.Key)
+		chunk = b.appendBytes(chunk, header.Value)
 	}
 
-	b.buf = buf
+	b.pieces[len(b.pieces)-1] = chunk
+	b.size += varintLen(int64(n)) + n
 	b.count++
 }
 
-// Seal finishes the batch and returns the record set of a produce request: its length in four bytes,
-// and the batch.
-//
-// With a codec the result is in dst, which grows as needed, and the buffer of the Builder can be
-// reused. Without a codec the result is the buffer of the Builder, and dst is not used. The Builder
-// must be Reset before the next batch.
-func (b *Builder) Seal(codec *Codec, dst []byte, producer Producer, sequence int32) ([]byte, error) {
-	out := b.buf
-	if codec.id != noneID {
-		if cap(dst) < recordsStart {
-			// Half of the size is enough for most payloads. The compressor grows it otherwise.
-			dst = make([]byte, recordsStart, max(recordsStart, len(out)/2))
+// appendVarint encodes value at the end of chunk, the last chunk, and returns the last chunk. The encoding is not split, so a chunk
+// may end with some unused bytes.
+func (b *Builder) appendVarint(chunk []byte, value int64) []byte {
+	if cap(chunk)-len(chunk) < binary.MaxVarintLen64 {
+		chunk = b.nextChunk(chunk)
+	}
+	return binary.AppendVarint(chunk, value)
+}
+
+// appendBytes is appendData with the length of data before it. A nil data becomes null.
+func (b *Builder) appendBytes(chunk, data []byte) []byte {
+	if data == nil {
+		return b.appendVarint(chunk, -1)
+	}
+	return b.appendData(b.appendVarint(chunk, int64(len(data))), data)
+}
+
+// appendData appends data to chunk, the last chunk, and as many new chunks as it needs. It returns the last chunk.
+func (b *Builder) appendData(chunk, data []byte) []byte {
+	for {
+		n := min(len(data), cap(chunk)-len(chunk))
+		chunk = append(chunk, data[:n]...)
+		if n == len(data) {
+			return chunk
 		}
-		var err error
-		if out, err = codec.compress(dst[:recordsStart], b.buf[recordsStart:]); err != nil {
-			return nil, err
+
+		data = data[n:]
+		chunk = b.nextChunk(chunk)
+	}
+}
+
+// nextChunk stores full, the last chunk, and returns an empty chunk after it.
+func (b *Builder) nextChunk(full []byte) []byte {
+	b.pieces[len(b.pieces)-1] = full
+	b.pieces = append(b.pieces, b.chunks.takeChunk(len(b.pieces)))
+	return b.pieces[len(b.pieces)-1]
+}
+
+// Seal finishes the batch: it compresses the records and writes the header. Nothing can be appended then.
+func (b *Builder) Seal(codec *Codec, producer Producer, sequence int32) error {
+	if !codec.IsNone() {
+		if err := b.compressRecords(codec); err != nil {
+			return err
 		}
 	}
 
-	b.writeHeader(out, codec.id, producer, sequence)
-	return out, nil
+	b.writeHeader(producer, sequence)
+	b.sealed = true
+	return nil
 }
 
-// writeHeader writes the set prefix and the batch header to out, which has the final records.
-func (b *Builder) writeHeader(out []byte, codec int8, producer Producer, sequence int32) {
-	be := binary.BigEndian
-	be.PutUint32(out, uint32(len(out)-setPrefix))
+// IsSealed reports whether Seal has finished the batch.
+func (b *Builder) IsSealed() bool { return b.sealed }
 
-	head := out[setPrefix:]
-	be.PutUint64(head, 0)                        // base offset: set by the broker
-	be.PutUint32(head[8:], uint32(len(head)-12)) // length after this field
-	be.PutUint32(head[12:], ^uint32(0))          // leader epoch: set by the broker
-	head[16] = 2                                 // format version
-	be.PutUint16(head[21:], uint16(codec))       // attributes: the producer's clock, not transactional
-	be.PutUint32(head[23:], uint32(b.count-1))   // offset delta of the last record
+// workspace is the memory of one compression.
+type workspace struct{ plain, packed []byte }
+
+var workspaces = sync.Pool{New: func() any { return new(workspace) }}
+
+// compressRecords replaces the records by their compressed form. The codecs need them in one piece: some would write other
+// bytes otherwise, and more of them.
+func (b *Builder) compressRecords(codec *Codec) error {
+	space, _ := workspaces.Get().(*workspace)
+	plain := slices.Grow(space.plain[:0], b.size)
+	for _, chunk := range b.pieces {
+		plain = append(plain, chunk...)
+	}
+	packed, err := codec.compress(space.packed[:0], plain)
+	if err != nil {
+		return err
+	}
+
+	b.dropChunks()
+	b.pieces = append(b.pieces, b.chunks.takeChunk(0))
+	last := b.appendData(b.pieces[0], packed)
+	b.pieces[len(b.pieces)-1] = last
+	b.codec, b.size = codec.id, overhead+len(packed)
+
+	if cap(plain)+cap(packed) <= keepWorkspace {
+		space.plain, space.packed = plain, packed
+		workspaces.Put(space)
+	}
+	return nil
+}
+
+// AppendPieces appends the pieces of the sealed batch to dst, and returns the result: the record set of a produce
+// request, which is its length in four bytes, and the batch. The pieces alias the memory of the batch.
+func (b *Builder) AppendPieces(dst net.Buffers) net.Buffers {
+	return append(append(dst, b.head[:]), b.pieces...)
+}
+
+// writeHeader writes the set prefix and the batch header. The records are final.
+func (b *Builder) writeHeader(producer Producer, sequence int32) {
+	be := binary.BigEndian
+	be.PutUint32(b.head[:], uint32(b.size))
+
+	head := b.head[setPrefix:]
+	be.PutUint64(head, 0)                      // base offset: set by the broker
+	be.PutUint32(head[8:], uint32(b.size-12))  // length after this field
+	be.PutUint32(head[12:], ^uint32(0))        // leader epoch: set by the broker
+	head[16] = 2                               // format version
+	be.PutUint16(head[21:], uint16(b.codec))   // attributes: the producer's clock, not transactional
+	be.PutUint32(head[23:], uint32(b.count-1)) // offset delta of the last record
 	be.PutUint64(head[27:], uint64(b.firstMS))
 	be.PutUint64(head[35:], uint64(b.maxMS))
 	be.PutUint64(head[43:], uint64(producer.ID))
@@ -169,7 +244,11 @@ func (b *Builder) writeHeader(out []byte, codec int8, producer Producer, sequenc
 	be.PutUint32(head[57:], uint32(b.count))
 
 	// The checksum covers the header from the attributes on, so it is written last.
-	be.PutUint32(head[17:], crc32.Checksum(head[21:], castagnoli))
+	sum := crc32.Checksum(head[21:], castagnoli)
+	for _, chunk := range b.pieces {
+		sum = crc32.Update(sum, castagnoli, chunk)
+	}
+	be.PutUint32(head[17:], sum)
 }
 
 // NextSequence returns the sequence after a batch of n records that began at sequence. It wraps from 2³¹−1
@@ -199,13 +278,4 @@ func bytesLen(data []byte) int {
 		return 1
 	}
 	return varintLen(int64(len(data))) + len(data)
-}
-
-// appendBytes appends data with its length. A nil data becomes null.
-func appendBytes(dst, data []byte) []byte {
-	if data == nil {
-		return append(dst, 1) // −1 as a varint
-	}
-	dst = binary.AppendVarint(dst, int64(len(data)))
-	return append(dst, data...)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,10 +79,10 @@ func toPlain(recs []record.Record) []plain {
 	return out
 }
 
-// sealBatch returns the batch of recs as Seal returns it.
+// sealBatch returns the record set of recs.
 func sealBatch(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Producer, seq int32) []byte {
 	var b Builder
-	b.Reset(nil)
+	b.Reset(new(Chunks))
 	size := 0
 	for i := range recs {
 		b.Append(&recs[i])
@@ -91,12 +92,10 @@ func sealBatch(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p P
 		t.Fatal("Size is no upper bound: ", b.Len()-overhead, " > ", size)
 	}
 
-	sealed, err := b.Seal(c, nil, p, seq)
-	if err != nil {
+	if err := b.Seal(c, p, seq); err != nil {
 		t.Fatal(err)
 	}
-
-	return sealed
+	return slices.Concat(b.AppendPieces(nil)...)
 }
 
 func TestTwoOtherDecodersReadOurBatches(t *testing.T) {
@@ -194,7 +193,7 @@ func decodeBySegmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain
 
 func decodeByUs(t *rapid.T, sealed []byte) []plain {
 	var out []plain
-	for b, err := range fetched.Batches(BatchOfSet(sealed)) {
+	for b, err := range fetched.Batches(sealed[setPrefix:]) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,54 +246,23 @@ func TestAnUnknownCodecIsNamed(t *testing.T) {
 	}
 }
 
-func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
-	t.Parallel()
-	recs := []record.Record{{Key: []byte("a")}, {Key: []byte("b")}}
-	var b Builder
-	small := make([]byte, BufferSize(Size(&recs[0])))
-	b.Reset(small)
-	b.Append(&recs[0])
-	if b.Room() >= Size(&recs[1]) {
-		t.Fatal("two records fit where one was planned")
-	}
-	if old := b.Move(make([]byte, BufferSize(Size(&recs[0])+Size(&recs[1])))); &old[0] != &small[0] {
-		t.Fatal("the old memory is lost")
-	}
-
-	b.Append(&recs[1])
-	unsealed := fetched.Unsealed(b.Records())
-	list, err := unsealed.Stream()
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	var got []string
-	for _, rec := range readRest(t, list) {
-		got = append(got, string(rec.Key))
-	}
-	if d := cmp.Diff([]string{"a", "b"}, got); d != "" {
-		t.Fatal(d)
-	}
-}
-
 func TestAppendAndSealDoNotAllocate(t *testing.T) {
 	rec := record.Record{Key: []byte("key"), Value: make([]byte, 1000), Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}, TimeMS: 1}
-	buf := make([]byte, 1<<20)
 
 	for _, name := range []string{"none", "snappy", "lz4", "zstd"} {
 		c, err := ParseCodec(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dst := make([]byte, 1<<20)
+		var chunks Chunks
 		var b Builder
 
 		n := testing.AllocsPerRun(20, func() {
-			b.Reset(buf)
+			b.Reset(&chunks)
 			for range 500 {
 				b.Append(&rec)
 			}
-			if _, err := b.Seal(c, dst, Producer{}, 0); err != nil {
+			if err := b.Seal(c, Producer{}, 0); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -311,18 +279,18 @@ func TestAppendAndSealDoNotAllocate(t *testing.T) {
 
 func BenchmarkEncode1KB(b *testing.B) {
 	rec := record.Record{Key: []byte("order-123456"), Value: make([]byte, 1000), Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}, {Key: []byte("type"), Value: []byte("OrderPlaced")}}}
-	buf := make([]byte, 1<<20)
+	var chunks Chunks
 	var w Builder
-	w.Reset(buf)
+	w.Reset(&chunks)
 	b.ReportAllocs()
 	b.SetBytes(1000)
 
 	for b.Loop() {
-		if w.Room() < Size(&rec) {
-			if _, err := w.Seal(None(), nil, Producer{}, 0); err != nil {
+		if w.Len()+Size(&rec) > 1<<20 {
+			if err := w.Seal(None(), Producer{}, 0); err != nil {
 				b.Fatal(err)
 			}
-			w.Reset(buf)
+			w.Reset(&chunks)
 		}
 		w.Append(&rec)
 	}

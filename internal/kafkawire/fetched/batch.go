@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"iter"
+	"slices"
+
+	"github.com/segmentio/kafka-go/compress"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 )
@@ -50,6 +53,7 @@ type Batch struct {
 	maxMS      int64
 	count      int
 	body       []byte
+	pieces     [][]byte // the records of NewOwnBatch that are not compressed, instead of body
 }
 
 // Batches returns the batches of a set, one after another. It stops at a batch that is incomplete
@@ -114,10 +118,16 @@ func parseBatch(data []byte) (Batch, error) {
 	return batch, nil
 }
 
-// Unsealed returns a batch of records that the relay has encoded: a batch without a header, or one that
-// was not compressed. firstMS is the time to which the time deltas of the records refer.
-func Unsealed(body []byte, firstMS int64, n int) Batch {
-	return Batch{Format: Format, firstMS: firstMS, count: n, body: body, Own: true}
+// NewOwnBatch returns a batch that the relay has encoded, without its header. pieces are its records, as codec has compressed
+// them, and firstMS is the time to which their time deltas refer.
+func NewOwnBatch(pieces [][]byte, codec int8, firstMS int64, n int) Batch {
+	batch := Batch{Format: Format, attributes: uint16(codec), firstMS: firstMS, count: n, Own: true}
+	if codec == int8(compress.None) {
+		batch.pieces = pieces
+	} else {
+		batch.body = slices.Concat(pieces...)
+	}
+	return batch
 }
 
 // HasAppendTime reports whether the times of the records are those at which the broker has appended them.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,17 +27,16 @@ func twoRecords(tb testing.TB, codec string) []byte {
 	}
 
 	var b batch.Builder
-	b.Reset(nil)
+	b.Reset(new(batch.Chunks))
 	for _, key := range []string{"a", "b"} {
 		b.Append(&record.Record{Key: []byte(key), TimeMS: 1000, Headers: []record.Header{{Key: []byte("h"), Value: []byte(key)}}})
 	}
 
-	sealed, err := b.Seal(c, nil, batch.Producer{ID: 7, Epoch: 3}, 0)
-	if err != nil {
+	if err := b.Seal(c, batch.Producer{ID: 7, Epoch: 3}, 0); err != nil {
 		tb.Fatal(err)
 	}
 
-	p := bytes.Clone(sealed[4:])
+	p := slices.Concat(b.AppendPieces(nil)...)[4:]
 	binary.BigEndian.PutUint64(p, 5)
 	return p
 }

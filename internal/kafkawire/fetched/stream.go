@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"slices"
 	"sync"
 
 	"github.com/klauspost/compress/snappy"
@@ -42,7 +44,7 @@ var readerPool = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 64<
 
 // Stream returns a reader of the records. The caller must close it.
 func (b *Batch) Stream() (*Stream, error) {
-	plain, releasePlain, err := openDecompressor(compress.Compression(b.attributes&compressionMask), b.body)
+	plain, releasePlain, err := b.openRecords()
 	if err != nil {
 		return nil, fmt.Errorf("decompressing a batch: %w", err)
 	}
@@ -59,6 +61,16 @@ func (b *Batch) Stream() (*Stream, error) {
 		releasePlain()
 	}
 	return stream, nil
+}
+
+// openRecords returns a reader of the decompressed records. The caller must call release when it has finished reading.
+func (b *Batch) openRecords() (plain io.Reader, release func(), err error) {
+	if b.pieces == nil {
+		return openDecompressor(compress.Compression(b.attributes&compressionMask), b.body)
+	}
+	// Reading consumes the list.
+	pieces := net.Buffers(slices.Clone(b.pieces))
+	return &pieces, func() {}, nil
 }
 
 // Close releases the memory of the Stream. After the last record, that has happened already.

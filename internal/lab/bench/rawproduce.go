@@ -3,7 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -42,25 +42,7 @@ type produceLane struct {
 type sealed struct {
 	part int32
 	b    batch.Builder
-	raw  []byte
-	at   int // bytes of raw that were read
-}
-
-// Read implements io.Reader.
-func (s *sealed) Read(buffer []byte) (int, error) {
-	if s.at == len(s.raw) {
-		return 0, io.EOF
-	}
-	n := copy(buffer, s.raw[s.at:])
-	s.at += n
-	return n, nil
-}
-
-// WriteTo implements io.WriterTo. It needs one write instead of a copy in pieces.
-func (s *sealed) WriteTo(out io.Writer) (int64, error) {
-	n, err := out.Write(s.raw[s.at:])
-	s.at += n
-	return int64(n), err
+	raw  net.Buffers // the unread pieces; nil without records
 }
 
 const (
@@ -194,10 +176,11 @@ func (r *rawProduce) fill(ctx context.Context) {
 	sequences := [partitions]int32{}
 	send := func(filling *filling) {
 		for _, s := range filling.req {
-			s.raw, s.at = nil, 0
+			s.raw = nil
 			if n := s.b.Count(); n > 0 {
 				// Without a codec, Seal cannot fail.
-				s.raw, _ = s.b.Seal(batch.None(), nil, r.producer, sequences[s.part])
+				_ = s.b.Seal(batch.None(), r.producer, sequences[s.part])
+				s.raw = s.b.AppendPieces(nil)
 				sequences[s.part] = batch.NextSequence(sequences[s.part], n)
 			}
 		}
@@ -205,6 +188,7 @@ func (r *rawProduce) fill(ctx context.Context) {
 		filling.req, filling.bytes = nil, 0
 	}
 
+	var chunks batch.Chunks
 	rec := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}}
 	for i := range r.Events {
 		rec.Key, rec.Value, rec.TimeMS = r.keys[i%keyCount], r.payloads[i&255], time.Now().UnixMilli()
@@ -227,7 +211,7 @@ func (r *rawProduce) fill(ctx context.Context) {
 				return
 			}
 			for _, s := range filling.req {
-				s.b.Reset(s.b.Buffer())
+				s.b.Reset(&chunks)
 			}
 		}
 
@@ -275,7 +259,7 @@ func (l *produceLane) send(topic string, req []*sealed) error {
 	for _, s := range req {
 		if s.raw != nil {
 			requestTopic.Partitions = append(requestTopic.Partitions, rawproduce.RequestPartition{
-				Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: s},
+				Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: &s.raw},
 			})
 		}
 	}

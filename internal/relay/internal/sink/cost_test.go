@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -45,42 +44,6 @@ func TestPartitionIsJavasChoice(t *testing.T) {
 	b := record.Record{Headers: []record.Header{context, a.Headers[0]}}
 	if got, want := partitionByKey(&b, 1000), partitionByKey(&a, 1000); got != want {
 		t.Errorf("a header before the id changes the partition from %d to %d", want, got)
-	}
-}
-
-// TestBuffersFollowTheirBatches: buffers are used again, are at most twice as large as needed, and
-// are dropped when idle.
-func TestBuffersFollowTheirBatches(t *testing.T) {
-	t.Parallel()
-	var b buffers
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(0, 1<<25).Draw(t, "bytes")
-		buf := b.get(n)
-		if cap(buf) < n || n > 1<<minClassBits && n <= 1<<maxClassBits && cap(buf) >= 2*n {
-			t.Fatalf("got a buffer of %d bytes for %d bytes", cap(buf), n)
-		}
-		b.put(buf)
-		if again := b.get(n); n > 0 && n <= 1<<maxClassBits && &again[:1][0] != &buf[:1][0] {
-			t.Fatalf("a buffer of %d bytes is not used again", cap(buf))
-		}
-	})
-
-	b = buffers{}
-	for range 16 {
-		b.put(make([]byte, 1<<20))
-	}
-	// This buffer is too small for any batch, so it is not kept.
-	b.put(make([]byte, 3000))
-	if totalBytes(&b) != 16<<20 {
-		t.Fatalf("%d bytes are free, want 16 MiB", totalBytes(&b))
-	}
-
-	b.trimUnused()
-	for range 6 {
-		b.trimUnused()
-	}
-	if totalBytes(&b) != 0 {
-		t.Fatalf("%d unused bytes are kept, want 0", totalBytes(&b))
 	}
 }
 
@@ -150,11 +113,11 @@ func newFlood(tb testing.TB, cfg testConfig, topic string, budget int64) func(n 
 	}
 }
 
-// TestSendToAckHardlyAllocates: with warm buffers, nearly all records are sent without an allocation.
+// TestSendToAckHardlyAllocates: with warm free lists, nearly all records are sent without an allocation.
 func TestSendToAckHardlyAllocates(t *testing.T) {
 	topic := stacktest.Topic(t, 6)
 	run := newFlood(t, testConfig{}, topic, 16<<20)
-	run(40_000) // warms the buffers
+	run(40_000) // warms the free lists
 
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -170,7 +133,7 @@ func TestSendToAckHardlyAllocates(t *testing.T) {
 }
 
 // TestMemoryStaysNearTheBudget: a broker with a thousand partitions has stopped. The sink holds
-// about the memory of the records, not a full-size buffer for each partition.
+// about the memory of the records, not a full chunk for each partition.
 func TestMemoryStaysNearTheBudget(t *testing.T) {
 	const partitions = 1000
 	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(partitions, "a"))
@@ -239,59 +202,4 @@ func cpuTime(tb testing.TB) float64 {
 		tb.Fatal(err)
 	}
 	return float64(u.Utime.Sec+u.Stime.Sec) + float64(u.Utime.Usec+u.Stime.Usec)/1e6
-}
-
-// TestAHintIsNoClaim: a partition that has once filled a whole batch gets no buffer of that size
-// for one record. When it is busy again, its buffer reaches that size in a few steps.
-func TestAHintIsNoClaim(t *testing.T) {
-	t.Parallel()
-	const partitions = 1000
-	_, brokers := newFakeCluster(t, kfake.NumBrokers(1))
-	u := fakeOptions(brokers...)
-	u.noRun = true
-	r := openSink(t, u)
-	r.mu.Lock()
-	top := r.findOrAddTopicLocked("a")
-	top.addPartitions(partitions)
-	for _, p := range top.partitions {
-		p.sizeHint = 1<<20 - 1000
-	}
-	r.mu.Unlock()
-
-	x := newRecord("a", "k", "")
-	x.Value = make([]byte, 1000)
-	for p := range int32(partitions) {
-		x.Partition = p
-		r.send(t, x)
-	}
-
-	held := 0
-	for _, p := range top.partitions {
-		held += cap(p.queue[0].builder.Buffer())
-	}
-	if held > partitions*maxInitialBuffer {
-		t.Errorf("%d MiB are held for a thousand records, want at most %d", held>>20, partitions*maxInitialBuffer>>20)
-	}
-
-	p := top.partitions[0]
-	x.Partition = 0
-	var sizes []int
-	for len(p.queue) == 1 {
-		if n := cap(p.queue[0].builder.Buffer()); len(sizes) == 0 || n != sizes[len(sizes)-1] {
-			sizes = append(sizes, n)
-		}
-		r.send(t, x)
-	}
-	if want := []int{maxInitialBuffer, 4 * maxInitialBuffer, 1 << 20}; !slices.Equal(sizes, want) {
-		t.Errorf("the buffer grew by %v, want %v", sizes, want)
-	}
-}
-
-// totalBytes returns the memory that the free list holds.
-func totalBytes(b *buffers) int {
-	n := 0
-	for class := range b.free {
-		n += len(b.free[class]) << (class + minClassBits)
-	}
-	return n
 }

@@ -17,9 +17,8 @@
 // not call the sink under a lock that its callbacks take. Recycle is the exception, because it does
 // not take the lock of Send.
 //
-// Cost: a record is copied once, into the bytes that are sent. No allocation happens while the
-// buffers are warm. There is one loop for each broker. A loop has one request in flight and sends
+// Cost: a record is copied once, into the bytes that are sent. No allocation happens while there
+// are free chunks. There is one loop for each broker. A loop has one request in flight and sends
 // the records that have gathered in the meantime, without linger, so batches grow with the load.
-// Buffers come from a free list in powers of two, grow on demand, and are released to the runtime
-// when idle.
+// All batches share the chunks of one free list, which releases unused chunks to the runtime.
 package sink

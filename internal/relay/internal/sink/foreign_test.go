@@ -28,10 +28,9 @@ func forge(t *testing.T, r *testSink, topic string, timeMS int64) {
 	rec := newRecord(topic, "k", "FORGED")
 	rec.TimeMS = timeMS
 	var b batch.Builder
-	b.Reset(make([]byte, 0, batch.BufferSize(batch.Size(&rec))))
+	b.Reset(new(batch.Chunks))
 	b.Append(&rec)
-	sealed, err := b.Seal(batch.None(), nil, sender, seq)
-	if err != nil {
+	if err := b.Seal(batch.None(), sender, seq); err != nil {
 		t.Fatal(err)
 	}
 
@@ -43,7 +42,7 @@ func forge(t *testing.T, r *testSink, topic string, timeMS int64) {
 	req := kmsg.NewPtrProduceRequest()
 	req.Acks, req.TimeoutMillis = -1, 5000
 	p := kmsg.NewProduceRequestTopicPartition()
-	p.Records = batch.BatchOfSet(sealed)
+	p.Records = slices.Concat(b.AppendPieces(nil)...)[4:]
 	rt := kmsg.NewProduceRequestTopic()
 	rt.Topic, rt.Partitions = topic, append(rt.Partitions, p)
 	req.Topics = append(req.Topics, rt)

@@ -121,7 +121,7 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 
 	total := 0
 	for _, f := range l.request {
-		total += len(f.batch.sealed)
+		total += f.batch.builder.Len()
 	}
 	if len(l.request) > 1 {
 		l.smaller, l.smallerSince = max(total/2, 1), now
@@ -167,7 +167,7 @@ func (l *loop) dropOversized() {
 	now := time.Now()
 	kept := l.request[:0]
 	for _, f := range l.request {
-		size := len(f.batch.sealed)
+		size := f.batch.builder.Len()
 		if f.batch.maybeAppended || !l.sink.c.learned.closes(size, now) {
 			kept = append(kept, f)
 			continue

@@ -145,10 +145,6 @@ func (l *loop) fillRequest() bool {
 	for _, p := range l.ready {
 		batch := p.queue[0]
 		size := batch.builder.Len()
-		// A batch that was sent before is sent with the same bytes, which compression has made smaller.
-		if batch.sealed != nil {
-			size = len(batch.sealed)
-		}
 		// The first batch always goes, even if it alone exceeds the limit.
 		if total > 0 && total+size > limit {
 			break
@@ -182,7 +178,6 @@ func (l *loop) freezeLocked(partition *partition, batch *pending, now time.Time)
 	}
 	if !batch.frozen {
 		batch.frozen, batch.seq, batch.firstSent = true, partition.nextSeq, now
-		partition.sizeHint = len(batch.builder.Buffer())
 		return
 	}
 
@@ -221,7 +216,7 @@ func (l *loop) sendRequest(ctx context.Context) error {
 	l.batches = l.batches[:0]
 	for _, f := range l.request {
 		tp := &f.partition.tp
-		batch := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Sealed: f.batch.sealed}
+		batch := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Batch: &f.batch.builder}
 		l.batches = append(l.batches, batch)
 	}
 
@@ -298,7 +293,7 @@ func (l *loop) waitForQuota(ctx context.Context, addr string) error {
 // sealBatch encodes the header and compresses. The loop does this instead of Send, because it owns
 // the frozen heads of its partitions and needs no lock for them.
 func (l *loop) sealBatch(full *pending) error {
-	if full.sealed != nil {
+	if full.builder.IsSealed() {
 		return nil
 	}
 	codec := l.sink.codec
@@ -308,27 +303,8 @@ func (l *loop) sealBatch(full *pending) error {
 
 	l.sink.mu.Lock()
 	producer := l.sink.producer
-	var dst []byte
-	if !codec.IsNone() {
-		dst = l.sink.batches.freeBuffers.get(batch.BufferSize(full.builder.Len() / 2))
-	}
 	l.sink.mu.Unlock()
-
-	sealed, err := full.builder.Seal(codec, dst, producer, full.seq)
-	if err != nil {
-		return err
-	}
-
-	// If the records are needed again, forEachRecord finds them in the compressed batch.
-	if !codec.IsNone() {
-		l.sink.mu.Lock()
-		l.sink.batches.freeBuffers.put(full.builder.Buffer())
-		full.builder.Forget()
-		full.compressed = sealed
-		l.sink.mu.Unlock()
-	}
-	full.sealed = sealed
-	return nil
+	return full.builder.Seal(codec, producer, full.seq)
 }
 
 // ensureLink returns the loop's link. It dials a new one if there is none, if it was idle for too

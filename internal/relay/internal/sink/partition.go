@@ -18,7 +18,6 @@ type partition struct {
 	queue     []*pending // in order; the head is the batch that is sent
 	openBatch *pending   // the last of queue while it still takes records
 	nextSeq   int32      // sequence of the next batch that is frozen
-	sizeHint  int        // bytes of the last batch: the size to which the next buffer grows
 	ackedEnd  int64      // one above the last offset that was acked, or that is known to be in the log
 	away      bool       // Kafka has reported since the last ack that the partition does not exist
 
@@ -138,11 +137,8 @@ type pending struct {
 	tickets          []record.Ticket
 	wantedPartitions []int32 // the partition that each record wants, or AnyPartition; only in the waiting list of a topic
 	reserved         int     // bytes that its records have reserved
-	sizeHint         int     // the size that it is expected to grow to
 
 	frozen        bool // a loop has it: the bytes and boundaries stay the same until the outcome is definite
-	sealed        []byte
-	compressed    []byte // the memory of sealed, if it was compressed
 	maybeAppended bool
 	seq           int32
 	firstSent     time.Time

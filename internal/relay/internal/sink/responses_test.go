@@ -322,7 +322,7 @@ func randomBytes(n int) []byte {
 // sizeAlone returns the length of a batch with only rec.
 func sizeAlone(rec *record.Record) int {
 	var b batch.Builder
-	b.Reset(nil)
+	b.Reset(new(batch.Chunks))
 	b.Append(rec)
 	return b.Len()
 }

@@ -85,9 +85,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-trim.C:
-			s.mu.Lock()
-			s.batches.freeBuffers.trimUnused()
-			s.mu.Unlock()
+			s.batches.chunks.TrimUnused()
 		case <-idle.C:
 			s.refreshIdleOffsets(ctx)
 		}

@@ -179,12 +179,12 @@ func (s *Sink) keepUntilOpenLocked(topic *topic, rec *record.Record, ticket reco
 	if n := len(topic.waiting); n > 0 && topic.waiting[n-1].builder.Len()+need <= s.c.limits.batchBytes {
 		kept = topic.waiting[n-1]
 	} else {
-		kept = s.batches.newBatchLocked(batch.BufferSize(need))
+		kept = s.batches.newBatchLocked()
 		topic.waiting = append(topic.waiting, kept)
 	}
 
 	// The encoded record does not contain the partition that it wants.
-	s.batches.appendRecordLocked(kept, rec, ticket, size, need)
+	s.batches.appendRecordLocked(kept, rec, ticket, size)
 	kept.wantedPartitions = append(kept.wantedPartitions, rec.Partition)
 
 	if topic.obstacle.none() {
@@ -312,12 +312,11 @@ func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket re
 
 	open := partition.openBatch
 	if open == nil || open.builder.Len()+need > s.c.learned.batchBytes(partition.topic.batchLimit) {
-		open = s.batches.newBatchLocked(max(batch.BufferSize(need), min(partition.sizeHint, s.batches.initialBufferLimitLocked())))
-		open.sizeHint = partition.sizeHint
+		open = s.batches.newBatchLocked()
 		partition.queue = append(partition.queue, open)
 		partition.openBatch = open
 	}
-	s.batches.appendRecordLocked(open, rec, ticket, size, need)
+	s.batches.appendRecordLocked(open, rec, ticket, size)
 	partition.enqueued++
 	partition.markReadyLocked()
 

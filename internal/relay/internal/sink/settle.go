@@ -225,7 +225,7 @@ func (l *loop) removeAckedHeadLocked(partition *partition, head *pending, result
 	}
 
 	// The broker accepted more than the known limit, so the limit was raised.
-	if partition.topic.maxBytes > 0 && len(head.sealed)-4 > partition.topic.maxBytes {
+	if partition.topic.maxBytes > 0 && head.builder.Len() > partition.topic.maxBytes {
 		partition.topic.configStale = true
 	}
 
@@ -266,19 +266,7 @@ func (l *loop) retryAfterLocked(partition *partition, why obstacle, now time.Tim
 
 // forEachRecord decodes the records of source, which may be frozen or not, and calls visit for each of them.
 func forEachRecord(source *pending, visit func(i int, rec *record.Record)) error {
-	var from fetched.Batch
-	if source.compressed == nil {
-		from = fetched.Unsealed(source.builder.Records())
-	} else {
-		// A sealed set holds one batch.
-		var err error
-		for from, err = range fetched.Batches(batch.BatchOfSet(source.sealed)) {
-			if err != nil {
-				return err
-			}
-		}
-		from.Own = true
-	}
+	from := fetched.NewOwnBatch(source.builder.Records())
 	list, err := from.Stream()
 	if err != nil {
 		return err
@@ -307,13 +295,13 @@ func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int) {
 	err := forEachRecord(head, func(i int, rec *record.Record) {
 		// The records are spread evenly, in order.
 		to := i * n / count
-		need, size := recordSizes(rec)
 		if batches[to] == nil {
-			batches[to] = l.sink.batches.newBatchLocked(batch.BufferSize(need))
+			batches[to] = l.sink.batches.newBatchLocked()
 			batches[to].uncompressed = head.uncompressed
 		}
 
-		l.sink.batches.appendRecordLocked(batches[to], rec, head.tickets[i], size, need)
+		_, size := recordSizes(rec)
+		l.sink.batches.appendRecordLocked(batches[to], rec, head.tickets[i], size)
 	})
 	if err != nil {
 		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, partition.tp.Topic, partition.tp.Partition, err))
@@ -329,7 +317,7 @@ func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int) {
 func (l *loop) splitHeadLocked(partition *partition, batch *pending) {
 	partition.clearObstacle()
 	if batch.builder.Count() == 1 {
-		size := len(batch.sealed) - 4
+		size := batch.builder.Len()
 		l.withdrawBadLocked(partition, func(int) *record.Rejection { return newTooLargeRejection(partition.topic, size) })
 		return
 	}
@@ -344,7 +332,7 @@ func (l *loop) rejectSizeLocked(partition *partition, batch *pending) {
 		return
 	}
 	reason := fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes with this record (topic %q); "+
-		"raise socket.request.max.bytes of the brokers", len(batch.sealed), partition.tp.Topic)
+		"raise socket.request.max.bytes of the brokers", batch.builder.Len(), partition.tp.Topic)
 	l.withdrawBadLocked(partition, func(int) *record.Rejection {
 		return &record.Rejection{Class: record.MessageTooLarge, Reason: reason}
 	})

@@ -109,7 +109,7 @@ func (o *Opener) newSink(takeOver TakeOver, claims Claims, acks record.Acks, out
 		producer:  batch.Producer(out.Producer),
 		rereading: true,
 		topics:    map[string]*topic{},
-		batches:   &batchPool{maxBytes: o.cfg.ParkBytes, tickets: &o.tickets},
+		batches:   &batchPool{tickets: &o.tickets},
 	}
 	sink.refresher = &refresher{sink: sink, wake: make(chan struct{}, 1)}
 	sink.opener = &opener{sink: sink, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
