@@ -110,65 +110,68 @@ func (b *Builder) Append(rec *record.Record) {
 	// The length stands before the fields. It is calculated first, so that no field has to be moved.
 	n := 1 + varintLen(timeDelta) + varintLen(offsetDelta) +
 		bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
-	chunk := b.pieces[len(b.pieces)-1]
-	chunk = b.appendVarint(chunk, int64(n))
-	// Kafka does not use the attributes of a record. As a varint, 0 is one byte as well.
-	chunk = b.appendVarint(chunk, 0)
-	chunk = b.appendVarint(chunk, timeDelta)
-	chunk = b.appendVarint(chunk, offsetDelta)
-	chunk = b.appendBytes(chunk, rec.Key)
-	chunk = b.appendBytes(chunk, rec.Value)
+	size := varintLen(int64(n)) + n
 
-	chunk = b.appendVarint(chunk, int64(len(rec.Headers)))
-	for i := range rec.Headers {
-		header := &rec.Headers[i]
-		// The name of a header is never null, so appendBytes would be wrong for a nil key.
-		chunk = b.appendVarint(chunk, int64(len(header.Key)))
-		chunk = b.appendData(chunk, header.Key)
-		chunk = b.appendBytes(chunk, header.Value)
+	last := &b.pieces[len(b.pieces)-1]
+	if cap(*last)-len(*last) >= size {
+		*last = appendHeaders(append(appendStart(*last, rec, n, timeDelta, offsetDelta), rec.Value...), rec.Headers)
+	} else {
+		// A value may be large, so it is not copied twice.
+		var room [512]byte
+		b.appendData(appendStart(room[:0], rec, n, timeDelta, offsetDelta))
+		b.appendData(rec.Value)
+		b.appendData(appendHeaders(room[:0], rec.Headers))
 	}
-
-	b.pieces[len(b.pieces)-1] = chunk
-	b.size += varintLen(int64(n)) + n
+	b.size += size
 	b.count++
 }
 
-// appendVarint encodes value at the end of chunk, the last chunk, and returns the last chunk. The encoding is not split, so a chunk
-// may end with some unused bytes.
-func (b *Builder) appendVarint(chunk []byte, value int64) []byte {
-	if cap(chunk)-len(chunk) < binary.MaxVarintLen64 {
-		chunk = b.nextChunk(chunk)
-	}
-	return binary.AppendVarint(chunk, value)
+// appendStart appends a record of length n up to its value.
+func appendStart(dst []byte, rec *record.Record, n int, timeDelta, offsetDelta int64) []byte {
+	dst = binary.AppendVarint(dst, int64(n))
+	dst = append(dst, 0) // Kafka does not use the attributes of a record
+	dst = binary.AppendVarint(dst, timeDelta)
+	dst = binary.AppendVarint(dst, offsetDelta)
+	return appendLength(appendBytes(dst, rec.Key), rec.Value)
 }
 
-// appendBytes is appendData with the length of data before it. A nil data becomes null.
-func (b *Builder) appendBytes(chunk, data []byte) []byte {
+// appendHeaders appends the rest of a record, after its value.
+func appendHeaders(dst []byte, headers []record.Header) []byte {
+	dst = binary.AppendVarint(dst, int64(len(headers)))
+	for i := range headers {
+		header := &headers[i]
+		// The name of a header is never null, so appendBytes would be wrong for a nil key.
+		dst = binary.AppendVarint(dst, int64(len(header.Key)))
+		dst = append(dst, header.Key...)
+		dst = appendBytes(dst, header.Value)
+	}
+	return dst
+}
+
+// appendBytes appends data with its length.
+func appendBytes(dst, data []byte) []byte { return append(appendLength(dst, data), data...) }
+
+// appendLength appends the length of data. A nil data becomes null.
+func appendLength(dst, data []byte) []byte {
 	if data == nil {
-		return b.appendVarint(chunk, -1)
+		return append(dst, 1) // −1 as a varint
 	}
-	return b.appendData(b.appendVarint(chunk, int64(len(data))), data)
+	return binary.AppendVarint(dst, int64(len(data)))
 }
 
-// appendData appends data to chunk, the last chunk, and as many new chunks as it needs. It returns the last chunk.
-func (b *Builder) appendData(chunk, data []byte) []byte {
+// appendData appends data to the last chunk, and as many new chunks as it needs.
+func (b *Builder) appendData(data []byte) {
 	for {
-		n := min(len(data), cap(chunk)-len(chunk))
-		chunk = append(chunk, data[:n]...)
+		last := &b.pieces[len(b.pieces)-1]
+		n := min(len(data), cap(*last)-len(*last))
+		*last = append(*last, data[:n]...)
 		if n == len(data) {
-			return chunk
+			return
 		}
 
 		data = data[n:]
-		chunk = b.nextChunk(chunk)
+		b.pieces = append(b.pieces, b.chunks.takeChunk(len(b.pieces)))
 	}
-}
-
-// nextChunk stores full, the last chunk, and returns an empty chunk after it.
-func (b *Builder) nextChunk(full []byte) []byte {
-	b.pieces[len(b.pieces)-1] = full
-	b.pieces = append(b.pieces, b.chunks.takeChunk(len(b.pieces)))
-	return b.pieces[len(b.pieces)-1]
 }
 
 // Seal finishes the batch: it compresses the records and writes the header. Nothing can be appended then.
@@ -207,8 +210,7 @@ func (b *Builder) compressRecords(codec *Codec) error {
 
 	b.dropChunks()
 	b.pieces = append(b.pieces, b.chunks.takeChunk(0))
-	last := b.appendData(b.pieces[0], packed)
-	b.pieces[len(b.pieces)-1] = last
+	b.appendData(packed)
 	b.codec, b.size = codec.id, overhead+len(packed)
 
 	if cap(plain)+cap(packed) <= keepWorkspace {
