@@ -111,8 +111,8 @@ func readByID[V any](ctx context.Context, doing string, cur *mongo.Cursor, err e
 // InsertMarkers inserts new markers with one command, in the transaction of ctx.
 //
 // If another transaction has written a marker since this one began, the insert is a write conflict
-// (112). Then the transaction starts again and reads the marker. A duplicate key (11000) can only
-// come from an index that is not one of EnsureIndexes.
+// (112). Then the transaction starts again. A marker that is older is a duplicate key (11000), which is
+// inbox.ErrMarked.
 func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error {
 	now, err := serverTime(ctx)
 	if err != nil {
@@ -126,7 +126,11 @@ func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error
 		docs[i] = append(document, placeFields(m.Place)...)
 	}
 
-	if _, err := s.markers.InsertMany(ctx, docs); err != nil {
+	_, err = s.markers.InsertMany(ctx, docs)
+	if mongo.IsDuplicateKeyError(err) {
+		err = fmt.Errorf("%w: %w", inbox.ErrMarked, err)
+	}
+	if err != nil {
 		return fmt.Errorf("inserting markers: %w", err)
 	}
 	return nil
