@@ -119,14 +119,16 @@ func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error
 		return err
 	}
 
-	docs := make([]any, len(list))
+	docs := make([]bson.D, len(list))
 	for i, m := range list {
 		document := bson.D{{Key: "_id", Value: documentID(m.ID)}, {Key: "s", Value: inbox.StateHandled}}
 		document = append(document, s.expiryFieldsAt(now)...)
 		docs[i] = append(document, placeFields(m.Place)...)
 	}
 
-	_, err = s.markers.InsertMany(ctx, docs)
+	// InsertMany would encode each marker alone, and decode its _id again.
+	command := bson.D{{Key: "insert", Value: s.markers.Name()}, {Key: "documents", Value: docs}}
+	err = s.markers.Database().RunCommand(ctx, command).Err()
 	if mongo.IsDuplicateKeyError(err) {
 		err = fmt.Errorf("%w: %w", inbox.ErrMarked, err)
 	}
