@@ -218,27 +218,40 @@ func (t *track) noHandlerCause(task task) error {
 	return fmt.Errorf("%w takes type %q: register one", ErrNoHandler, task.entry.m.Name)
 }
 
-// handleOptimistic marks and handles the messages in one transaction.
+// handleOptimistic marks and handles the messages in one transaction. A message that has a mark costs a second transaction, which
+// reads the marks.
 func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptResult) error {
 	entries := make([]inbox.Entry, len(list))
 	for i, x := range list {
 		entries[i] = t.inboxEntry(x)
 	}
 
-	return t.runTransaction(ctx, list, func(ctx context.Context) error {
-		ctx = t.p.s.inbox.Remember(ctx)
-		fresh, err := t.p.s.inbox.Admit(ctx, entries)
-		if err != nil {
-			return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
+	for {
+		admit := t.p.s.inbox.AdmitNew
+		readsMarks := t.reg.repeats.areRecent(time.Now())
+		if readsMarks {
+			admit = t.p.s.inbox.Admit
 		}
-		if err := checkOrphans(list); err != nil {
+
+		err := t.runTransaction(ctx, list, func(ctx context.Context) error {
+			ctx = t.p.s.inbox.Remember(ctx)
+			fresh, err := admit(ctx, entries)
+			if err != nil {
+				return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
+			}
+			if err := checkOrphans(list); err != nil {
+				return err
+			}
+			if err := t.checkOrder(ctx, list, fresh); err != nil {
+				return err
+			}
+			return t.runHandler(ctx, list, fresh, res)
+		})
+		if readsMarks || !errors.Is(err, inbox.ErrMarked) {
 			return err
 		}
-		if err := t.checkOrder(ctx, list, fresh); err != nil {
-			return err
-		}
-		return t.runHandler(ctx, list, fresh, res)
-	})
+		t.reg.repeats.note(time.Now())
+	}
 }
 
 // handleEager claims the message, and handles it in a transaction that turns the claim into the mark.

@@ -78,6 +78,6 @@
 // still commits, the inbox rejects its messages for the next owner of the partition. Nothing starts before Run. When Run
 // returns, everything that it started has ended, except abandoned handlers.
 //
-// A transaction costs two reads, one insert, one update and the commit in addition to the handler's own writes. WithSharedTransaction
-// shares it among messages. Each partition has one goroutine and one connection that read it.
+// A transaction costs one read, one insert, one update and the commit in addition to the handler's own writes. WithSharedTransaction
+// shares it among messages. After an event that was sent twice, transactions read the marks for ten seconds too. Each partition has one goroutine and one connection that read it.
 package consumer

@@ -228,6 +228,10 @@ func (*renewed) Admit(_ context.Context, list []inbox.Entry) ([]bool, error) {
 	return fresh, nil
 }
 
+func (x *renewed) AdmitNew(ctx context.Context, list []inbox.Entry) ([]bool, error) {
+	return x.Admit(ctx, list)
+}
+
 func (x *renewed) Check(ctx context.Context, list []inbox.Entry) ([]bool, error) {
 	return x.Admit(ctx, list)
 }

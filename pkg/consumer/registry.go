@@ -30,6 +30,7 @@ type registration struct {
 	lastError  atomic.Pointer[string] // of the last attempt; nil after a success
 
 	repeatNoted atomic.Bool // a repeated transaction was logged
+	repeats     repeats
 
 	hasHandled atomic.Bool                     // a message, in this process
 	unprepared atomic.Pointer[unpreparedError] // nil: what the handler needs exists

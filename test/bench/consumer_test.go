@@ -15,7 +15,7 @@ func TestBenchConsumerCommand(t *testing.T) {
 	var r map[string]any
 	runBench(t, &r, "--consumer", "--events", "240", "--runs", "1")
 	for _, name := range []string{
-		"naive_eps", "consumer_eps", "ratio", "none_eps", "inbox_ratio", "messages_per_transaction", "unbatched_eps", "unbatched_ratio",
+		"naive_eps", "marked_eps", "consumer_eps", "ratio", "marked_ratio", "none_eps", "inbox_ratio", "messages_per_transaction", "unbatched_eps", "unbatched_ratio",
 		"none_p50_ms", "none_p99_ms", "inbox_p50_ms", "inbox_p99_ms",
 	} {
 		if v, _ := r[name].(float64); v <= 0 {

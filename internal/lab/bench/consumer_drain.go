@@ -24,6 +24,8 @@ const (
 	modeReader  = "reader"  // a loop with kafka-go's Reader: one transaction per record
 	modeHandler = "handler" // a handler of pkg/consumer
 
+	marksCollection = "marks" // of the Reader's loop
+
 	groupRebalance  = 5 * time.Second
 	readerCommits   = time.Second // the Reader commits its offsets as often as the consumer does by default
 	longestRecorded = int64(time.Minute / time.Microsecond)
@@ -33,6 +35,8 @@ const (
 type handling struct {
 	Inbox bool `json:"inbox"` // Optimistic; otherwise none, but also in a transaction
 	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
+
+	Marked bool `json:"marked,omitempty"` // the Reader's loop inserts a mark of each record too
 
 	Unbatched bool `json:"unbatched,omitempty"` // one message in each transaction, the default of consumer.WithSharedTransaction
 
@@ -125,7 +129,7 @@ func (e *effects) finalOutcome(err error) (outcome, error) {
 	return e.out, nil
 }
 
-// readerLoop is the loop of a service without outrelay: fetch, one transaction with its effect, commit the offset. A
+// readerLoop is the loop of a service without outrelay: fetch, one transaction with its effect, commit the offset. Without a mark, a
 // duplicate record has its effect twice.
 type readerLoop struct{ *effects }
 
@@ -148,7 +152,12 @@ func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) err
 		}
 
 		began := time.Now()
-		err = transaction.Run(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, message.Key, message.Value) })
+		err = transaction.Run(ctx, r.client, func(ctx context.Context) error {
+			if err := r.insertMark(ctx, message); err != nil {
+				return err
+			}
+			return r.applyEffect(ctx, message.Key, message.Value)
+		})
 		if err != nil {
 			return err
 		}
@@ -160,6 +169,16 @@ func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) err
 		}
 	}
 	return nil
+}
+
+// insertMark marks a message as handled by its id, if that is measured.
+func (r readerLoop) insertMark(ctx context.Context, message kafka.Message) error {
+	if !r.Handling.Marked {
+		return nil
+	}
+	r.markStarted()
+	_, err := r.coll.Database().Collection(marksCollection).InsertOne(ctx, bson.D{{Key: "_id", Value: string(message.Headers[0].Value)}})
+	return err
 }
 
 // handlerLoop is a handler of pkg/consumer with the same effect.

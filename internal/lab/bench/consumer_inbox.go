@@ -30,6 +30,8 @@ type ConsumerResult struct {
 	ReaderEPS   float64 `json:"naive_eps"`    // records per second of a loop with kafka-go's Reader, one transaction each
 	ConsumerEPS float64 `json:"consumer_eps"` // of a handler with the same effect, the inbox and up to 64 messages in a transaction
 	Ratio       float64 `json:"ratio"`        // consumer ÷ naive, of the same run
+	MarkedEPS   float64 `json:"marked_eps"`   // of the same loop with a mark, so that a duplicate has no second effect either
+	MarkedRatio float64 `json:"marked_ratio"` // consumer ÷ marked, of the same run
 	NoneEPS     float64 `json:"none_eps"`     // of the handler without an inbox, but also in transactions
 	InboxRatio  float64 `json:"inbox_ratio"`  // consumer ÷ none, of the same run
 
@@ -83,6 +85,7 @@ func RunConsumer(ctx context.Context, options Options) (res ConsumerResult, err 
 				spec
 			}{
 				{"naive", spec{Mode: modeReader, Events: max(bench.Events/readerPart, 1)}},
+				{"marked", spec{Mode: modeReader, Events: max(bench.Events/readerPart, 1), Handling: handling{Marked: true}}},
 				{"consumer", spec{Mode: modeHandler, Events: bench.Events, Handling: handling{Inbox: true}}},
 				{"unbatched", spec{Mode: modeHandler, Events: max(bench.Events/readerPart, 1), Handling: handling{Inbox: true, Unbatched: true}}},
 				{"none", spec{Mode: modeHandler, Events: bench.Events}},
@@ -144,8 +147,10 @@ func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, go
 	spec.MongoDB, spec.Kafka, spec.Payload = b.MongoDB, b.Kafka, b.Payload
 	spec.DB, spec.Collection = b.newStateDB(fmt.Sprintf("%s%d", name, run)), "effects"
 	spec.Group = fmt.Sprintf("%s.%s%d", b.db, name, run)
-	if err := b.client.Database(spec.DB).CreateCollection(ctx, spec.Collection); err != nil {
-		return reading, fmt.Errorf("creating %s.%s: %w", spec.DB, spec.Collection, err)
+	for _, name := range []string{spec.Collection, marksCollection} {
+		if err := b.client.Database(spec.DB).CreateCollection(ctx, name); err != nil {
+			return reading, fmt.Errorf("creating %s.%s: %w", spec.DB, name, err)
+		}
 	}
 
 	child, err := b.startChild(ctx, spec)
@@ -190,6 +195,7 @@ func newConsumerResult(options Options, got, otherCPU figures) ConsumerResult {
 	result := ConsumerResult{
 		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
 		Ratio: got.medianRatio("consumer_eps", "naive_eps"), InboxRatio: got.medianRatio("consumer_eps", "none_eps"),
+		MarkedEPS: med("marked_eps", 0), MarkedRatio: got.medianRatio("consumer_eps", "marked_eps"),
 		PerTransaction: med("consumer_per", 1),
 		UnbatchedEPS:   med("unbatched_eps", 0), UnbatchedRatio: got.medianRatio("unbatched_eps", "naive_eps"),
 		NoneP50: med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
@@ -208,6 +214,7 @@ func (r ConsumerResult) Print(out io.Writer) error {
 	}
 	fmt.Fprintf(table, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("loop around a Reader", "%.0f records/s, one transaction for each; CPU %.3f ms for each, servers %.3f", r.ReaderEPS, r.ReaderCPU, r.ReaderServersCPU)
+	row("the loop with a mark", "%.0f records/s; the consumer with inbox %.2f times as many", r.MarkedEPS, r.MarkedRatio)
 	row("consumer with inbox", "%.0f records/s, %.2f times as many; %.1f in a transaction; CPU %.3f ms for each, servers %.3f", r.ConsumerEPS, r.Ratio, r.PerTransaction, r.ConsumerCPU, r.ConsumerServersCPU)
 	row("one in a transaction", "%.0f records/s, %.2f times as many as the loop", r.UnbatchedEPS, r.UnbatchedRatio)
 	row("without inbox", "%.0f records/s; with it %.2f of that", r.NoneEPS, r.InboxRatio)

@@ -117,6 +117,35 @@ func admitDecidesEachEntry(suite suite) {
 	suite.checkFresh([]bool{false, true, false, false}, newEntry("2"), newEntry("3"), newEntry("1"), newEntry("3"))
 }
 
+func admitNewRejectsMarkedEntries(suite suite) {
+	fresh, err := suite.admitNewInTransaction(suite.Inbox, placedEntry("1", 0, 10), placedEntry("2", 0, 11), placedEntry("1", 0, 12))
+	suite.checkSuccess(err)
+	if fmt.Sprint(fresh) != "[true true false]" {
+		suite.Fatalf("fresh is %v, want only the first of each identity", fresh)
+	}
+
+	// The marker of another process counts, and nothing of the transaction is stored.
+	for _, x := range []*inbox.Inbox{suite.Inbox, suite.Other} {
+		_, err := suite.admitNewInTransaction(x, placedEntry("3", 0, 13), placedEntry("2", 0, 14))
+		suite.checkError(err, inbox.ErrMarked)
+		suite.checkMissing("3")
+	}
+	suite.mustClaim(suite.Other, newEntry("claimed"))
+	_, err = suite.admitNewInTransaction(suite.Inbox, placedEntry("claimed", 1, 20))
+	suite.checkError(err, inbox.ErrMarked)
+	suite.checkFresh([]bool{true, false}, placedEntry("3", 0, 13), placedEntry("2", 0, 14))
+
+	// The watermark identifies a record that was handled, without its marker.
+	fresh, err = suite.admitNewInTransaction(suite.Other, placedEntry("1", 0, 10), placedEntry("4", 0, 15))
+	suite.checkSuccess(err)
+	if fmt.Sprint(fresh) != "[false true]" {
+		suite.Fatalf("fresh is %v, want only the record above the watermark", fresh)
+	}
+
+	_, err = suite.admitNewInTransaction(suite.Inbox, newEntry("5"))
+	suite.checkError(err, inbox.ErrInvalid)
+}
+
 func admitNeedsATransaction(suite suite) {
 	_, err := suite.Inbox.Admit(suite.ctx(), []inbox.Entry{newEntry("1")})
 	suite.checkError(err, outbox.ErrNoTransaction)
@@ -270,7 +299,7 @@ func raceOfOnce(suite suite) {
 }
 
 // raceOfAdmit runs overlapping batches at the same time. Their order within a transaction differs,
-// so they conflict in different ways. In the end, each identity was fresh in exactly one committed
+// so they conflict in different ways, and each caller has a lane of its own. In the end, each identity was fresh in exactly one committed
 // transaction.
 func raceOfAdmit(suite suite) {
 	const callers, ids = 8, 6
@@ -280,10 +309,19 @@ func raceOfAdmit(suite suite) {
 		wg.Go(func() {
 			var list []inbox.Entry
 			for j := range ids {
-				list = append(list, newEntry(fmt.Sprint((i+j)%ids)))
+				list = append(list, placedEntry(fmt.Sprint((i+j)%ids), int32(i), int64(j)))
 			}
 
-			fresh, err := suite.admitInTransaction([]*inbox.Inbox{suite.Inbox, suite.Other}[i%2], list...)
+			// As a consumer does, some callers read the markers only if they have to.
+			shared := []*inbox.Inbox{suite.Inbox, suite.Other}[i%2]
+			admit := suite.admitNewInTransaction
+			if i%4 > 1 {
+				admit = suite.admitInTransaction
+			}
+			fresh, err := admit(shared, list...)
+			if errors.Is(err, inbox.ErrMarked) {
+				fresh, err = suite.admitInTransaction(shared, list...)
+			}
 			if err != nil {
 				suite.Errorf("caller %d: %v", i, err)
 				return

@@ -56,6 +56,7 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"RaceOfResponses", raceOfResponses},
 		{"ResponseExpires", responseExpires},
 		{"AdmitDecidesEachEntry", admitDecidesEachEntry},
+		{"AdmitNewRejectsMarkedEntries", admitNewRejectsMarkedEntries},
 		{"AdmitNeedsATransaction", admitNeedsATransaction},
 		{"AdmitRollsBack", admitRollsBack},
 		{"InvalidEntries", invalidEntries},
@@ -135,6 +136,16 @@ func (s suite) admitInTransaction(inbox *inbox.Inbox, list ...inbox.Entry) (fres
 	s.Helper()
 	err = s.Transaction(s.ctx(), func(ctx context.Context) (err error) {
 		fresh, err = inbox.Admit(ctx, list)
+		return err
+	})
+	return fresh, err
+}
+
+// admitNewInTransaction is admitInTransaction with AdmitNew.
+func (s suite) admitNewInTransaction(inbox *inbox.Inbox, list ...inbox.Entry) (fresh []bool, err error) {
+	s.Helper()
+	err = s.Transaction(s.ctx(), func(ctx context.Context) (err error) {
+		fresh, err = inbox.AdmitNew(ctx, list)
 		return err
 	})
 	return fresh, err

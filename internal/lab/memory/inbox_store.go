@@ -154,6 +154,9 @@ func (s *inboxStore) ReadMarkers(ctx context.Context, ids []engine.ID) (map[engi
 func (s *inboxStore) InsertMarkers(ctx context.Context, list []engine.NewMarker) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		for _, m := range list {
+			if _, exists := s.findMarker(tx, m.ID); exists {
+				return engine.ErrMarked
+			}
 			if err := s.putMarker(tx, m.ID, inboxMarker{Marker: engine.Marker{State: engine.StateHandled}}); err != nil {
 				return err
 			}

@@ -32,6 +32,7 @@ type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) 
 type Inbox interface {
 	Remember(ctx context.Context) context.Context
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
+	AdmitNew(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (*inbox.Claim, error)

@@ -22,6 +22,29 @@ import (
 // After an error the transaction cannot commit. Return the error from the callback: the driver
 // needs it to decide about a retry.
 func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err error) {
+	return x.admit(ctx, list, x.store.ReadMarkers)
+}
+
+// AdmitNew is Admit for entries with places that are most likely new. It does not read their markers. If one of the entries has a
+// marker, it returns ErrMarked: begin the transaction again, with Admit.
+func (x *Inbox) AdmitNew(ctx context.Context, list []Entry) (fresh []bool, err error) {
+	for _, e := range list {
+		// The read of the watermark also returns the server's time, from which the retention of a marker begins.
+		if err := requireTopic(e.Place.Topic); err != nil {
+			return nil, fmt.Errorf("admitting: %w", err)
+		}
+	}
+	return x.admit(ctx, list, assumeNone)
+}
+
+// markerReader is ReadMarkers of a Store.
+type markerReader func(ctx context.Context, ids []ID) (map[ID]Marker, error)
+
+// assumeNone is a markerReader that finds nothing. The insert of a marker that exists fails.
+func assumeNone(context.Context, []ID) (map[ID]Marker, error) { return nil, nil }
+
+// admit is Admit with the markers that readMarkers returns.
+func (x *Inbox) admit(ctx context.Context, list []Entry, readMarkers markerReader) (fresh []bool, err error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
@@ -49,7 +72,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 
 	// The joined transaction becomes rollback-only if a part of it fails.
 	err = x.store.Transaction(ctx, func(ctx context.Context) error {
-		results, err := x.admitEntries(ctx, unknown)
+		results, err := x.admitEntries(ctx, unknown, readMarkers)
 		for i, at := range rest[:len(results)] {
 			fresh[at] = results[i]
 		}
@@ -81,7 +104,7 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 
 	var state *storedState
 	err = x.joinTransaction(ctx, func(ctx context.Context) (err error) {
-		state, err = x.readState(ctx, unknown)
+		state, err = x.readState(ctx, unknown, x.store.ReadMarkers)
 		return err
 	})
 	if err != nil {
@@ -99,9 +122,9 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 	return fresh, nil
 }
 
-// admitEntries reads before it writes, because a failed insert would abort the whole transaction.
-func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) {
-	state, err := x.readState(ctx, list)
+// admitEntries reads before it writes, because a failed insert aborts the whole transaction.
+func (x *Inbox) admitEntries(ctx context.Context, list []Entry, readMarkers markerReader) ([]bool, error) {
+	state, err := x.readState(ctx, list, readMarkers)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +180,7 @@ type storedState struct {
 
 // readState reads the watermarks first: they determine the generation of an identity, and which
 // entries need no marker. MongoDB does not allow one command for both in a transaction.
-func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, error) {
+func (x *Inbox) readState(ctx context.Context, list []Entry, readMarkers markerReader) (*storedState, error) {
 	state := &storedState{ids: make([]*ID, len(list))}
 
 	var err error
@@ -184,7 +207,7 @@ func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, erro
 	if len(ids) == 0 {
 		return state, nil
 	}
-	if state.markers, err = x.store.ReadMarkers(ctx, ids); err != nil {
+	if state.markers, err = readMarkers(ctx, ids); err != nil {
 		return nil, err
 	}
 

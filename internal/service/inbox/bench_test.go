@@ -42,7 +42,7 @@ func BenchmarkAdmit(b *testing.B) {
 				var admit time.Duration
 				err := s.transaction(b.Context(), func(ctx context.Context) error {
 					begun := time.Now()
-					_, err := s.inbox.Admit(ctx, list)
+					_, err := s.inbox.AdmitNew(ctx, list)
 					admit = time.Since(begun)
 					if err == nil {
 						_, err = effects.InsertMany(ctx, docs)

@@ -31,6 +31,9 @@ var (
 	// fetched may belong to a deleted topic: drop them and call Attach again.
 	ErrStale = errors.New("a newer generation of the partition has begun")
 
+	// ErrMarked means that AdmitNew got an entry that has a marker. Admit decides about it in a new transaction.
+	ErrMarked = errors.New("a message has a marker")
+
 	// ErrInvalid means that an entry or an argument is invalid.
 	ErrInvalid = errors.New("invalid argument")
 

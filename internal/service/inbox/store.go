@@ -53,7 +53,8 @@ type Store interface {
 	// ReadMarkers returns the stored markers with these ids.
 	ReadMarkers(ctx context.Context, ids []ID) (map[ID]Marker, error)
 
-	// InsertMarkers inserts markers of handled messages that do not exist.
+	// InsertMarkers inserts markers of handled messages. It returns ErrMarked if one of them exists; the transaction
+	// then cannot commit.
 	InsertMarkers(ctx context.Context, list []NewMarker) error
 
 	// ClaimMarker writes a claim into the marker and counts an attempt, unless the message was handled

@@ -111,22 +111,28 @@ func readByID[V any](ctx context.Context, doing string, cur *mongo.Cursor, err e
 // InsertMarkers inserts new markers with one command, in the transaction of ctx.
 //
 // If another transaction has written a marker since this one began, the insert is a write conflict
-// (112). Then the transaction starts again and reads the marker. A duplicate key (11000) can only
-// come from an index that is not one of EnsureIndexes.
+// (112). Then the transaction starts again. A marker that is older is a duplicate key (11000), which is
+// inbox.ErrMarked.
 func (s *Store) InsertMarkers(ctx context.Context, list []inbox.NewMarker) error {
 	now, err := serverTime(ctx)
 	if err != nil {
 		return err
 	}
 
-	docs := make([]any, len(list))
+	docs := make([]bson.D, len(list))
 	for i, m := range list {
 		document := bson.D{{Key: "_id", Value: documentID(m.ID)}, {Key: "s", Value: inbox.StateHandled}}
 		document = append(document, s.expiryFieldsAt(now)...)
 		docs[i] = append(document, placeFields(m.Place)...)
 	}
 
-	if _, err := s.markers.InsertMany(ctx, docs); err != nil {
+	// InsertMany would encode each marker alone, and decode its _id again.
+	command := bson.D{{Key: "insert", Value: s.markers.Name()}, {Key: "documents", Value: docs}}
+	err = s.markers.Database().RunCommand(ctx, command).Err()
+	if mongo.IsDuplicateKeyError(err) {
+		err = fmt.Errorf("%w: %w", inbox.ErrMarked, err)
+	}
+	if err != nil {
 		return fmt.Errorf("inserting markers: %w", err)
 	}
 	return nil
