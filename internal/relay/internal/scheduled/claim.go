@@ -133,7 +133,7 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 	slices.SortFunc(parts, func(a, b *part) int { return a.claimAt.Compare(b.claimAt) })
 	parts = parts[:min(len(parts), claimCollections, limit)]
 	for _, p := range parts {
-		p.slot, p.mark, p.limit = s.Slot, s.Mark, limit/len(parts)
+		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, limit/len(parts), bson.DateTime(p.first)
 		if p.suspects > 0 {
 			p.limit = min(p.limit, max(p.suspects/2, 1))
 		}
@@ -219,6 +219,10 @@ func (s *Scheduled) noteClaimed(parts []*part) (recovered bool) {
 		case p.full:
 			// Other collections come first.
 			c.claimAt = now
+			// A look may have found an earlier envelope since the claim began.
+			if n := len(p.list); n > 0 && c.first >= int64(p.from) {
+				c.first = int64(p.list[n-1].due)
+			}
 		case len(p.list) > 0:
 			c.claimAt, c.suspects = time.Time{}, 0
 			s.lookSoonLocked(c)
@@ -378,25 +382,18 @@ func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
 // takeParts takes the envelopes of parts out of their outboxes, in the transaction of tx.
 func (s *Scheduled) takeParts(tx context.Context, parts []*part) (clock serverClock, err error) {
 	client := mongo.SessionFromContext(tx).Client()
-	known, left := false, maxClaimBytes
+	left := maxClaimBytes
 	for _, p := range parts {
 		p.list, p.full = nil, false
 	}
 
+	if clock, err = readClock(tx, mongodb.InClient(client, s.Watchers), s.WatcherID); err != nil {
+		return clock, err
+	}
+	latest := clock.now + bson.DateTime(s.ahead.Milliseconds())
 	for _, p := range parts {
-		coll := mongodb.InClient(client, p.coll)
-		if !known {
-			if clock, known, err = readClock(tx, coll); err != nil {
-				return clock, err
-			}
-		}
-		if !known {
-			continue
-		}
-
 		p.bytes = left
-		latest := clock.now + bson.DateTime(s.ahead.Milliseconds())
-		if p.list, p.full, err = takeDue(tx, coll, &p.query, latest); err != nil {
+		if p.list, p.full, err = takeDue(tx, mongodb.InClient(client, p.coll), &p.query, latest); err != nil {
 			return clock, err
 		}
 		for i := range p.list {
