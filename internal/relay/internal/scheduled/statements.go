@@ -132,10 +132,9 @@ func (t *taken) id() bson.RawValue { return t.raw.Lookup("_id") }
 // simple compares ids by their bytes, whatever the default collation of a collection is.
 var simple = &options.Collation{Locale: "simple"}
 
-// takeDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, and takes them out of the
-// outbox, in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
-// repeated. full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
-func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
+// readDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, in the transaction of tx.
+// full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
+func readDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
 	filter := dueFilter(query.slot, dueBetween(query.from, latest), query.except)
 	find := options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(int64(query.limit)).SetBatchSize(int32(query.limit))
 	if query.ids != nil {
@@ -158,19 +157,19 @@ func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bs
 	if err != nil && !errors.Is(err, errFull) {
 		return list, false, err
 	}
-	full = full || len(list) == query.limit
-	if len(list) == 0 {
-		return nil, full, nil
-	}
-	return list, full, removeTaken(tx, coll, query, latest, list, full)
+	return list, full || len(list) == query.limit, nil
 }
 
 // errFull ends the read of a claim that has no room for more envelopes.
 var errFull = errors.New("the claim is full")
 
-// removeTaken takes the envelopes of list out of the outbox. A range of due times costs the server much less than a list of ids, so
-// only the last due time is removed by ids if other envelopes that are due at that time stay.
-func removeTaken(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime, list []taken, full bool) error {
+// removeTaken takes the envelopes that readDue has returned out of the outbox, in the same transaction (N19). If a service cancels or
+// reschedules one of them at the same time, one of the two transactions is repeated. A range of due times costs the server much less than a
+// list of ids, so only the last due time is removed by ids if other envelopes that are due at that time stay.
+func removeTaken(tx context.Context, coll *mongo.Collection, query *query, list []taken, full bool) error {
+	if len(list) == 0 {
+		return nil
+	}
 	from, last, first := list[0].due, list[len(list)-1].due, 0
 	if query.ids == nil && !full {
 		return removeDue(tx, coll, dueFilter(query.slot, dueBetween(from, last), query.except), nil, query.mark, len(list))
