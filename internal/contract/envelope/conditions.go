@@ -1,6 +1,7 @@
 package envelope
 
 import (
+	"math"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -20,6 +21,12 @@ func Stamped(bounds ...bson.E) bson.E {
 
 // Scheduled returns the condition for an envelope with a due time within bounds. Without bounds, it is any time.
 func Scheduled(bounds ...bson.E) bson.E { return bson.E{Key: "dueAt", Value: dateWithin(bounds)} }
+
+// ScheduledEntry returns the condition of [Scheduled] for entries of the index on dueAt. It also finds lists that contain a time, because only a
+// read of the document distinguishes them.
+func ScheduledEntry() bson.E {
+	return bson.E{Key: "dueAt", Value: bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}}
+}
 
 // Unscheduled returns the condition for an envelope that the stream sends, or moves to the dead letters: every envelope
 // without a due time, also if its dueAt has another type.

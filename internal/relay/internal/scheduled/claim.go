@@ -133,7 +133,7 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 	slices.SortFunc(parts, func(a, b *part) int { return a.claimAt.Compare(b.claimAt) })
 	parts = parts[:min(len(parts), claimCollections, limit)]
 	for _, p := range parts {
-		p.slot, p.mark, p.limit = s.Slot, s.Mark, limit/len(parts)
+		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, limit/len(parts), bson.DateTime(p.first)
 		if p.suspects > 0 {
 			p.limit = min(p.limit, max(p.suspects/2, 1))
 		}
@@ -145,11 +145,6 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 func (s *Scheduled) newPartOf(collection *scheduledCollection, query query) *part {
 	query.slot, query.limit = s.Slot, len(query.ids)
 	return &part{scheduledCollection: collection, query: query}
-}
-
-// nextPosition returns a position that no other claimed envelope has.
-func (s *Scheduled) nextPosition() string {
-	return outboxes.PosAt(bson.Timestamp{T: uint32(s.Now().Unix()), I: s.positions.Add(1)})
 }
 
 // claimParts claims the envelopes of parts in one transaction, and returns their number. No envelope and no outbox delays the others:
@@ -219,6 +214,10 @@ func (s *Scheduled) noteClaimed(parts []*part) (recovered bool) {
 		case p.full:
 			// Other collections come first.
 			c.claimAt = now
+			// A look may have found an earlier envelope since the claim began.
+			if n := len(p.list); n > 0 && c.first >= int64(p.from) {
+				c.first = int64(p.list[n-1].due)
+			}
 		case len(p.list) > 0:
 			c.claimAt, c.suspects = time.Time{}, 0
 			s.lookSoonLocked(c)
@@ -298,7 +297,7 @@ func (e *rejectedError) Unwrap() error { return e.error }
 // bury stores the only envelope of part, which the store rejects, as a dead letter, and takes it out of its outbox.
 func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
 	dead := &part.list[0]
-	key, stamp, _ := s.readEnvelope(dead.raw)
+	key, stamp, _ := s.readEnvelope(dead.raw, new(envelope.View))
 	stored := make(chan struct{})
 	s.Ledger.Add(&ledger.Outcome{
 		End: ledger.Dead, NS: part.ns, Raw: dead.raw, Key: key, Partition: record.AnyPartition,
@@ -316,8 +315,12 @@ func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
 	remove := part.query
 	remove.ids, remove.limit, remove.bytes = []bson.RawValue{dead.id()}, 1, maxClaimBytes
 	return s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
-		_, _, err := takeDue(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), part.coll), &remove, dead.due)
-		return err
+		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), part.coll)
+		list, full, err := readDue(tx, coll, &remove, dead.due)
+		if err != nil {
+			return err
+		}
+		return removeTaken(tx, coll, &remove, list, full)
 	}))
 }
 
@@ -338,17 +341,21 @@ func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
 		if conflicts == maxConflicts {
 			return errLocked
 		}
-		clock, err := s.takeParts(tx, parts)
-		if mongodb.HasCode(err, codeWriteConflict) {
-			conflicts++
-		}
+		clock, err := s.readParts(tx, parts)
 		if err != nil {
 			return err
 		}
 
+		// The server removes the envelopes while the claim is made of them.
+		removed := make(chan error, 1)
+		go func() { removed <- removeParts(tx, parts) }()
 		s.fillClaim(claim, flight, parts, clock)
-		if len(claim.Envelopes) == 0 {
-			return nil
+		err = <-removed
+		if mongodb.HasCode(err, codeWriteConflict) {
+			conflicts++
+		}
+		if err != nil || len(claim.Envelopes) == 0 {
+			return err
 		}
 		err = waiting.InsertClaim(tx, mongodb.InClient(mongo.SessionFromContext(tx).Client(), s.Claims), claim)
 		if mongodb.IsRejection(err) {
@@ -375,28 +382,21 @@ func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
 	return nil
 }
 
-// takeParts takes the envelopes of parts out of their outboxes, in the transaction of tx.
-func (s *Scheduled) takeParts(tx context.Context, parts []*part) (clock serverClock, err error) {
+// readParts reads the envelopes of parts that are due, in the transaction of tx.
+func (s *Scheduled) readParts(tx context.Context, parts []*part) (clock serverClock, err error) {
 	client := mongo.SessionFromContext(tx).Client()
-	known, left := false, maxClaimBytes
+	left := maxClaimBytes
 	for _, p := range parts {
 		p.list, p.full = nil, false
 	}
 
+	if clock, err = readClock(tx, mongodb.InClient(client, s.Watchers), s.WatcherID); err != nil {
+		return clock, err
+	}
+	latest := clock.now + bson.DateTime(s.ahead.Milliseconds())
 	for _, p := range parts {
-		coll := mongodb.InClient(client, p.coll)
-		if !known {
-			if clock, known, err = readClock(tx, coll); err != nil {
-				return clock, err
-			}
-		}
-		if !known {
-			continue
-		}
-
 		p.bytes = left
-		latest := clock.now + bson.DateTime(s.ahead.Milliseconds())
-		if p.list, p.full, err = takeDue(tx, coll, &p.query, latest); err != nil {
+		if p.list, p.full, err = readDue(tx, mongodb.InClient(client, p.coll), &p.query, latest); err != nil {
 			return clock, err
 		}
 		for i := range p.list {
@@ -406,14 +406,34 @@ func (s *Scheduled) takeParts(tx context.Context, parts []*part) (clock serverCl
 	return clock, nil
 }
 
+// removeParts takes the envelopes of parts out of their outboxes, in the transaction of tx that has read them.
+func removeParts(tx context.Context, parts []*part) error {
+	client := mongo.SessionFromContext(tx).Client()
+	for _, p := range parts {
+		if err := removeTaken(tx, mongodb.InClient(client, p.coll), &p.query, p.list, p.full); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fillClaim makes the claim and its flight of the envelopes that were taken.
 func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*part, clock serverClock) {
-	claim.Envelopes, flight.envelopes = claim.Envelopes[:0], flight.envelopes[:0]
+	n := 0
+	for _, p := range parts {
+		n += len(p.list)
+	}
+	claim.Envelopes, flight.envelopes = slices.Grow(claim.Envelopes[:0], n), slices.Grow(flight.envelopes[:0], n)
+
+	var view envelope.View
+	claimedAt := uint32(s.Now().Unix())
 	for _, p := range parts {
 		for i := range p.list {
 			taken := &p.list[i]
-			key, stamp, rejection := s.readEnvelope(taken.raw)
-			claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: p.ns, Raw: taken.raw, Key: key, Pos: s.nextPosition()})
+			key, stamp, rejection := s.readEnvelope(taken.raw, &view)
+			// No other claimed envelope has this position.
+			pos := outboxes.PosAt(bson.Timestamp{T: claimedAt, I: s.positions.Add(1)})
+			claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: p.ns, Raw: taken.raw, Key: key, Pos: pos})
 			flight.envelopes = append(flight.envelopes, dueEnvelope{
 				due: int64(taken.due), sendAt: clock.localTime(taken.due), stamp: stamp, rejection: rejection, index: int32(len(flight.envelopes)),
 			})
@@ -425,10 +445,10 @@ func (s *Scheduled) fillClaim(claim *waiting.Claim, flight *flight, parts []*par
 	}
 }
 
-// readEnvelope returns the ordering key and the stamp of an envelope. An envelope that cannot be read becomes a dead letter when it is due.
-func (s *Scheduled) readEnvelope(raw bson.Raw) (key string, stamp bson.Timestamp, rejection *record.Rejection) {
-	var view envelope.View
-	if err := s.Mapping.Parse(raw, &view); err != nil {
+// readEnvelope returns the ordering key and the stamp of an envelope. An envelope that cannot be read becomes a dead letter when it is due. view
+// is memory for any number of calls.
+func (s *Scheduled) readEnvelope(raw bson.Raw, view *envelope.View) (key string, stamp bson.Timestamp, rejection *record.Rejection) {
+	if err := s.Mapping.Parse(raw, view); err != nil {
 		return "", stamp, record.RejectionOf(err)
 	}
 	return string(view.OrderingKey()), view.TS, nil

@@ -51,7 +51,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 						fence := &plainFencer{client: coll.Database().Client()}
 						err = fence.Fenced(t.Context(), nil, mongodb.LimitRuns(mine.limit, func(tx context.Context) (err error) {
 							conflicts.Add(1)
-							took, _, err = takeDue(tx, coll, mine, bson.NewDateTimeFromTime(time.Now()))
+							took, _, err = takeAll(tx, coll, mine, bson.NewDateTimeFromTime(time.Now()))
 							return err
 						}))
 					}

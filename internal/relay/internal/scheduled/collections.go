@@ -112,8 +112,8 @@ func (s *Scheduled) NoteScheduled(ns string, dueAt time.Time) {
 	s.mu.Lock()
 	collection := s.findOrAddLocked(ns)
 	collection.hintedAt = now
-	// The index is right if the two differ.
-	isNews := collection.claimAt.IsZero() || dueAt.UnixMilli() < collection.first
+	// The index is right if the two differ. While claims follow each other, the next regular look finds earlier ones.
+	isNews := collection.claimAt.After(now) && dueAt.UnixMilli() < collection.first || collection.claimAt.IsZero()
 	if isNews && dueAt.Before(s.Now().Add(horizon)) {
 		s.lookSoonLocked(collection)
 	}

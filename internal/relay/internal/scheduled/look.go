@@ -106,6 +106,10 @@ func (s *Scheduled) noteLook(collection *scheduledCollection, first *firstDue, b
 		s.lookSoonLocked(collection)
 	}
 	if collection.stale {
+		// A claim begins with the last due time of the previous claim. A look finds an envelope that was stored or moved to an earlier time since.
+		if first != nil {
+			collection.first = min(collection.first, first.at)
+		}
 		return s.endFailuresLocked(&collection.failedLooks)
 	}
 

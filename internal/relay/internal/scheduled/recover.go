@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -93,6 +94,6 @@ func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outc
 func (s *Scheduled) newRecovered(claim *waiting.Claim, index int) dueEnvelope {
 	claimed := claim.Envelopes[index]
 	due, _ := claimed.Raw.Lookup("dueAt").DateTimeOK()
-	_, stamp, rejection := s.readEnvelope(claimed.Raw)
+	_, stamp, rejection := s.readEnvelope(claimed.Raw, new(envelope.View))
 	return dueEnvelope{Claimed: claimed, due: due, stamp: stamp, rejection: rejection, index: int32(index)}
 }

@@ -50,6 +50,7 @@ type Config struct {
 	Client    *mongo.Client // for reads; Fencer has the client of the transactions
 	Fencer    mongodb.Fencer
 	Claims    *mongo.Collection
+	Watchers  *mongo.Collection
 	WatcherID string // id of the watcher document
 	Outlet    Outlet // sends the envelopes that were claimed
 	Ledger    *ledger.Ledger

@@ -107,6 +107,7 @@ type setUp struct {
 	ledger *ledger.Config
 	outlet *outlet
 	ahead  time.Duration // how long before their due times envelopes are claimed; 0: the default
+	claim  int           // the most envelopes of a claim; 0: the default
 }
 
 // takeOver acquires the watcher and starts the parts.
@@ -129,7 +130,7 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 		OnRetry: func(error) {}, OnRecovered: func() {}, Count: func(*ledger.Outcome) {}, Log: log,
 	}}
 	c.Config = Config{
-		Client: p.client, Fencer: x.held, Claims: p.claims, WatcherID: watcherID, Outlet: x.outlet, Now: p.now, Log: log,
+		Client: p.client, Fencer: x.held, Claims: p.claims, Watchers: p.db.Collection("watchers"), WatcherID: watcherID, Outlet: x.outlet, Now: p.now, Log: log,
 		OnRetry: func(error) {}, OnRecovered: func() {}, OnSent: func(time.Duration) {},
 		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	}
@@ -147,6 +148,9 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	x.Scheduled = New(c.Config)
 	if c.ahead > 0 {
 		x.ahead = c.ahead
+	}
+	if c.claim > 0 {
+		x.claimSize = mongodb.NewPartSize(c.claim)
 	}
 	if _, err := x.sender.FinishSent(p.t.Context()); err != nil {
 		p.t.Fatal(err)

@@ -86,7 +86,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 		store := waiting.NewStore(waits, "w", p)
 		look := func() error { _, err := findFirstDue(t.Context(), coll, p, nil); return err }
 		claim := func() error {
-			_, _, err := takeDue(t.Context(), coll, &query{slot: p, limit: 10, bytes: maxClaimBytes}, bson.NewDateTimeFromTime(now))
+			_, _, err := takeAll(t.Context(), coll, &query{slot: p, limit: 10, bytes: maxClaimBytes}, bson.NewDateTimeFromTime(now))
 			return err
 		}
 		scan := &waiting.Scan{Store: store}

@@ -16,14 +16,10 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-// dueFilter returns the condition for the scheduled envelopes of a slot that are due by limit, or at any time if it is nil, without
-// those whose ids are in except. A claim reads and removes by the same condition in one snapshot, so it removes exactly the envelopes that it has read.
-func dueFilter(slot slot.Range, limit any, except []bson.RawValue) bson.D {
-	var due bson.D
-	if limit != nil {
-		due = bson.D{{Key: "$lte", Value: limit}}
-	}
-	filter := bson.D{envelope.Scheduled(due...)}
+// dueFilter returns the condition for the scheduled envelopes of a slot with due times within bounds, without those whose ids are in except. A
+// claim reads and removes by the same condition in one snapshot, so it removes exactly the envelopes that it has read.
+func dueFilter(slot slot.Range, bounds bson.D, except []bson.RawValue) bson.D {
+	filter := bson.D{envelope.Scheduled(bounds...)}
 	if len(except) > 0 {
 		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: except}}})
 	}
@@ -70,24 +66,40 @@ func millisecondsBetween(now, due bson.DateTime) time.Duration {
 	return time.Duration(due-now) * time.Millisecond
 }
 
+// dueBetween returns the bounds of due times, which include both. If from is zero, there is no lower bound.
+//
+// MongoDB keeps the entries of removed envelopes in the index for minutes (minSnapshotHistoryWindowInSeconds), and a read without a
+// lower bound passes all of them.
+func dueBetween(from, until bson.DateTime) bson.D {
+	bounds := bson.D{{Key: "$lte", Value: until}}
+	if from != 0 {
+		bounds = append(bounds, bson.E{Key: "$gte", Value: from})
+	}
+	return bounds
+}
+
 // serverClock is the clock of the server as one statement of a transaction has read it.
 type serverClock struct {
 	now       bson.DateTime
 	responded time.Time // the server had read its clock by then
 }
 
-// readClock reads the clock of the server, in the transaction of tx. known is false if coll has no document, and then no envelope is due.
-func readClock(tx context.Context, coll *mongo.Collection) (clock serverClock, known bool, err error) {
+// readClock reads the clock of the server, in the transaction of tx. Only a read of a document returns it. The watcher document always exists
+// there, and unlike the first document of an outbox, it is found without passing removed ones.
+func readClock(tx context.Context, watchers *mongo.Collection, id string) (serverClock, error) {
 	rows, err := mongodb.AggregateAll[struct {
 		Now bson.DateTime `bson:"now"`
-	}](tx, coll, "reading the clock of the server", mongo.Pipeline{
-		{{Key: "$limit", Value: 1}},
+	}](tx, watchers, "reading the clock of the server", mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 0}, {Key: "now", Value: "$$NOW"}}}},
-	}, options.Aggregate().SetHint(outboxes.PickedByID))
-	if err != nil || len(rows) == 0 {
-		return serverClock{}, false, err
+	})
+	if err != nil {
+		return serverClock{}, err
 	}
-	return serverClock{now: rows[0].Now, responded: time.Now()}, true, nil
+	if len(rows) == 0 {
+		return serverClock{}, fmt.Errorf("reading the clock of the server: the watcher document %q is gone", id)
+	}
+	return serverClock{now: rows[0].Now, responded: time.Now()}, nil
 }
 
 // localTime returns a due time by the clock of this process: no earlier than by that of the server, whatever this process takes that to be.
@@ -103,6 +115,7 @@ type query struct {
 	slot   slot.Range
 	ids    []bson.RawValue // only these; nil: all that are due
 	except []bson.RawValue // not these
+	from   bson.DateTime   // none that is due earlier; 0: no bound
 	limit  int             // envelopes
 	bytes  int             // of envelopes, but one may be larger if bytes is maxClaimBytes
 	mark   bool            // they stay in the outbox, without a due time
@@ -119,11 +132,10 @@ func (t *taken) id() bson.RawValue { return t.raw.Lookup("_id") }
 // simple compares ids by their bytes, whatever the default collation of a collection is.
 var simple = &options.Collation{Locale: "simple"}
 
-// takeDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, and takes them out of the
-// outbox, in the transaction of tx (N19). If a service cancels or reschedules one of them at the same time, one of the two transactions is
-// repeated. full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
-func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
-	filter := dueFilter(query.slot, latest, query.except)
+// readDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, in the transaction of tx.
+// full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
+func readDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
+	filter := dueFilter(query.slot, dueBetween(query.from, latest), query.except)
 	find := options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(int64(query.limit)).SetBatchSize(int32(query.limit))
 	if query.ids != nil {
 		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: query.ids}}})
@@ -145,30 +157,30 @@ func takeDue(tx context.Context, coll *mongo.Collection, query *query, latest bs
 	if err != nil && !errors.Is(err, errFull) {
 		return list, false, err
 	}
-	full = full || len(list) == query.limit
-	if len(list) == 0 {
-		return nil, full, nil
-	}
-	return list, full, removeTaken(tx, coll, query, latest, list, full)
+	return list, full || len(list) == query.limit, nil
 }
 
 // errFull ends the read of a claim that has no room for more envelopes.
 var errFull = errors.New("the claim is full")
 
-// removeTaken takes the envelopes of list out of the outbox. A range of due times costs the server much less than a list of ids, so
-// only the last due time is removed by ids if other envelopes that are due at that time stay.
-func removeTaken(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime, list []taken, full bool) error {
+// removeTaken takes the envelopes that readDue has returned out of the outbox, in the same transaction (N19). If a service cancels or
+// reschedules one of them at the same time, one of the two transactions is repeated. A range of due times costs the server much less than a
+// list of ids, so only the last due time is removed by ids if other envelopes that are due at that time stay.
+func removeTaken(tx context.Context, coll *mongo.Collection, query *query, list []taken, full bool) error {
+	if len(list) == 0 {
+		return nil
+	}
+	from, last, first := list[0].due, list[len(list)-1].due, 0
 	if query.ids == nil && !full {
-		return removeDue(tx, coll, dueFilter(query.slot, latest, query.except), nil, query.mark, len(list))
+		return removeDue(tx, coll, dueFilter(query.slot, dueBetween(from, last), query.except), nil, query.mark, len(list))
 	}
 
-	last, first := list[len(list)-1].due, 0
 	if query.ids == nil {
 		for first = len(list); first > 0 && list[first-1].due == last; {
 			first--
 		}
 		if first > 0 {
-			if err := removeDue(tx, coll, dueFilter(query.slot, list[first-1].due, query.except), nil, query.mark, first); err != nil {
+			if err := removeDue(tx, coll, dueFilter(query.slot, dueBetween(from, list[first-1].due), query.except), nil, query.mark, first); err != nil {
 				return err
 			}
 		}
@@ -177,7 +189,7 @@ func removeTaken(tx context.Context, coll *mongo.Collection, query *query, lates
 	for i := range list[first:] {
 		ids = append(ids, list[first+i].id())
 	}
-	byID := append(dueFilter(query.slot, last, nil), bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}})
+	byID := append(dueFilter(query.slot, dueBetween(0, last), nil), bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}})
 	return removeDue(tx, coll, byID, outboxes.PickedByID, query.mark, len(ids))
 }
 

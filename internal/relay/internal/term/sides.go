@@ -102,6 +102,7 @@ func (t *term) newSides(sink *sink.Sink, dispatcher *pipeline.Dispatcher) *sides
 		Client:      t.slot.shared.Mongo.State,
 		Fencer:      t.held,
 		Claims:      t.claims,
+		Watchers:    state.Open(t.slot.shared.Mongo.State, t.slot.cfg.State).Collection("watchers"),
 		WatcherID:   t.slot.Slot.ID(t.slot.cfg.Watcher),
 		Outlet:      out,
 		Ledger:      t.ledger,

@@ -107,16 +107,18 @@ func countAndFirst(
 }
 
 // CountDue counts the scheduled envelopes of coll in the slot, up to limit. It also returns the time at which the first is
-// due, or zero if there is none. It reads at most limit entries of the index on dueAt, or returns [ErrNotIndexed] as [CountAfter] does.
+// due, or zero if there is none. It reads at most limit entries of the index on dueAt, and no envelope, or returns [ErrNotIndexed] as
+// [CountAfter] does.
 func CountDue(
 	ctx context.Context, coll *mongo.Collection, slot slot.Range, limit int64,
 ) (n int64, first time.Time, err error) {
-	scheduled := slot.AddFilter(bson.D{envelope.Scheduled()})
-	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", scheduled, scheduled, Indexes{Scheduled: true}, "dueAt", limit)
-	if ms, ok := value.DateTimeOK(); ok {
-		first = time.UnixMilli(ms).UTC()
+	counted, scheduled := slot.AddFilter(bson.D{envelope.ScheduledEntry()}), slot.AddFilter(bson.D{envelope.Scheduled()})
+	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", counted, scheduled, Indexes{Scheduled: true}, "dueAt", limit)
+	ms, found := value.DateTimeOK()
+	if !found {
+		return 0, first, err
 	}
-	return n, first, err
+	return n, time.UnixMilli(ms).UTC(), err
 }
 
 // OldestTS returns the oldest server stamp in coll, and false if no document has one. Unstamped documents

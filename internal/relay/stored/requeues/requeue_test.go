@@ -361,7 +361,7 @@ func TestARejectionMayBeAnErrorOfTheCommand(t *testing.T) {
 	b := setUp(t)
 	b.fill(4)
 	fail := func(code int) func() {
-		return stacktest.FailCommand(t, b.app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "errorCode", Value: code}})
+		return stacktest.FailCommand(t, b.app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: code}})
 	}
 
 	off := fail(121)
@@ -445,13 +445,9 @@ func TestARequeueEndsBetweenItsStatements(t *testing.T) {
 	b.fill(40)
 	q := letters.Query{Watcher: "orders", All: true}
 
-	// The first update stores the envelopes, and the second one marks the letters.
+	// The update marks the letters.
 	for name, command := range map[string]string{"mark": "update", "commit": "commitTransaction"} {
-		mode := bson.D{{Key: "skip", Value: 0}}
-		if command == "update" {
-			mode = bson.D{{Key: "skip", Value: 1}}
-		}
-		off := stacktest.FailCommand(t, b.app, mode, bson.D{{Key: "failCommands", Value: bson.A{command}}, {Key: "errorCode", Value: 2}})
+		off := stacktest.FailCommand(t, b.app, bson.D{{Key: "skip", Value: 0}}, bson.D{{Key: "failCommands", Value: bson.A{command}}, {Key: "errorCode", Value: 2}})
 		got, err := b.newDesk().Requeue(t.Context(), q, Options{}, nil)
 		off()
 		if err == nil || got.Requeued != 0 {

@@ -91,8 +91,12 @@ func ReadWhole(tx context.Context, coll *mongo.Collection, ids [][IDSize]byte, t
 
 // FindExisting returns which of the documents exist.
 func FindExisting(ctx context.Context, coll *mongo.Collection, ids [][IDSize]byte) (map[[IDSize]byte]bool, error) {
+	return findExisting(ctx, mongodb.Majority(coll), ids)
+}
+
+func findExisting(ctx context.Context, coll *mongo.Collection, ids [][IDSize]byte) (map[[IDSize]byte]bool, error) {
 	found := make(map[[IDSize]byte]bool, len(ids))
-	err := mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for waiting envelopes", byDocumentIDs(ids), func(raw bson.Raw) error {
+	err := mongodb.FindEach(ctx, coll, "looking for waiting envelopes", byDocumentIDs(ids), func(raw bson.Raw) error {
 		found[ReadDocument(raw).DocumentID] = true
 		return nil
 	}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))

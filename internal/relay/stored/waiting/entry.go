@@ -11,7 +11,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/base/crash"
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -116,15 +115,15 @@ func SlotOf(raw bson.Raw) int32 { return slot.HashSlot(raw) }
 // Size returns about how many bytes the entry adds to a transaction.
 func (e *Entry) Size() int { return len(e.Raw) + len(e.Key) + 512 }
 
-// upsertModel returns the statement that stores the entry. A document that exists stays as it is, because somebody may
-// have changed it since. Plain operators keep the bytes of the envelope.
-func (e *Entry) upsertModel() (mongo.WriteModel, error) {
+// newDocument returns the stored form of the entry, with its id.
+func (e *Entry) newDocument(documentID [IDSize]byte) (bson.D, error) {
 	id, err := e.Raw.LookupErr("_id")
 	if err != nil {
 		return nil, fmt.Errorf("waiting envelope of %s: it has no _id: %w", e.NS, err)
 	}
 
 	fields := bson.D{
+		{Key: "_id", Value: bson.Binary{Data: documentID[:]}},
 		{Key: "watcher", Value: e.Watcher},
 		{Key: "ns", Value: e.NS},
 		{Key: "id", Value: id},
@@ -153,10 +152,7 @@ func (e *Entry) upsertModel() (mongo.WriteModel, error) {
 	if e.StreamMS != 0 {
 		fields = append(fields, bson.E{Key: "streamMs", Value: e.StreamMS})
 	}
-	fields = append(fields, bson.E{Key: "envelope", Value: e.Raw})
-
-	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(byDocumentID(e.DocumentID())).
-		SetUpdate(bson.D{{Key: "$setOnInsert", Value: fields}}), nil
+	return append(fields, bson.E{Key: "envelope", Value: e.Raw}), nil
 }
 
 // joinTopics returns a list of topics as it is stored: one text, because an index over an array cannot serve a query alone. No
@@ -178,24 +174,41 @@ func clipReason(attempt *record.Attempt) record.Attempt {
 	return short
 }
 
-// Enter stores entries, in the transaction of ctx if there is one, for at most [mongodb.MaxDocuments] and [mongodb.MaxBytes].
-// It is idempotent.
-func Enter(ctx context.Context, coll *mongo.Collection, list []Entry) error {
-	models := make([]mongo.WriteModel, len(list))
+// Enter stores entries, in the transaction of tx, for at most [mongodb.MaxDocuments] and [mongodb.MaxBytes]. It is idempotent: a document that
+// exists stays as it is, because somebody may have changed it since.
+func Enter(tx context.Context, coll *mongo.Collection, list []Entry) error {
+	if len(list) == 0 {
+		return nil
+	}
+	ids := make([][IDSize]byte, len(list))
 	for i := range list {
-		model, err := list[i].upsertModel()
+		ids[i] = list[i].DocumentID()
+	}
+	// A look and an insert cost the server half as much as an upsert.
+	exists, err := findExisting(tx, coll, ids)
+	if err != nil {
+		return err
+	}
+
+	var docs []any
+	for i := range list {
+		if exists[ids[i]] {
+			continue
+		}
+		exists[ids[i]] = true
+		doc, err := list[i].newDocument(ids[i])
 		if err != nil {
 			return err
 		}
-		models[i] = model
+		docs = append(docs, doc)
 	}
-	if len(models) == 0 {
+	if len(docs) == 0 {
 		return nil
 	}
 
-	_, err := coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(true))
+	_, err = coll.InsertMany(tx, docs)
 	crash.At("mid-waiting-write")
-	return mongodb.DescribeError(err, "storing waiting envelopes", "find, insert and update", mongodb.Namespace(coll))
+	return mongodb.DescribeError(err, "storing waiting envelopes", "insert", mongodb.Namespace(coll))
 }
 
 // byDocumentID returns the condition for one document of the store.

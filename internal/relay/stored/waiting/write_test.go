@@ -104,6 +104,32 @@ func TestN16_EnterIsIdempotentAndKeepsTheEnvelope(t *testing.T) {
 	}
 }
 
+// A list is stored by one insert, whatever part of it exists already, or appears twice in it. An upsert of each entry costs twice as much.
+func TestAListIsStoredByOneInsert(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	var list []Entry
+	for i := range 20 {
+		list = append(list, newEntry(t, i, "k"))
+	}
+	enter(t, coll, list[5:8]...)
+	if err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "profile", Value: 2}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	enter(t, coll, append(list, list[3])...)
+	enter(t, coll, list...)
+
+	if n := count(t, coll, bson.D{}); n != 20 {
+		t.Errorf("%d envelopes wait, want 20", n)
+	}
+	profile := coll.Database().Collection("system.profile")
+	for op, want := range map[string]int64{"insert": 1, "update": 0} {
+		if n := count(t, profile, bson.D{{Key: "op", Value: op}}); n != want {
+			t.Errorf("%d statements %s, want %d", n, op, want)
+		}
+	}
+}
+
 // Garbage in the store is read as missing fields, and without a panic.
 func TestADocumentOfAnyFormIsRead(t *testing.T) {
 	t.Parallel()
