@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -450,6 +451,11 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	// The handler has decided about the message.
 	if _, asked := errors.AsType[*requestError](err); asked && ofHandler {
 		return true, failure.error
+	}
+
+	// Its label would be that of a conflict with another transaction.
+	if errors.Is(err, transaction.ErrDiscarded) {
+		return true, err
 	}
 
 	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrInProgress, inbox.ErrStale} {
