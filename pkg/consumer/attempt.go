@@ -444,7 +444,8 @@ func collectMessage(ctx context.Context, message *Message) error {
 // changed. The consumer waits until these are over, and they cost no attempts.
 //
 // A failure of the handler is judged by the error that the handler returned. The driver may wrap it, for example as a
-// timeout of the whole transaction. Such a wrapper gives no information about the message.
+// timeout of the whole transaction. Such a wrapper gives no information about the message. The error may look like an
+// unavailable database, but the database has responded to the consumer right before.
 func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	failure, ofHandler := errors.AsType[*handlerFailure](err)
 
@@ -465,7 +466,7 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	}
 
 	if ofHandler {
-		return !t.reg.mode.usesTransaction() || !isTransient(failure.error), failure.error
+		return true, failure.error
 	}
 	if _, ok := errors.AsType[*inboxFailure](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil
