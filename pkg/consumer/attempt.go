@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -456,13 +457,19 @@ func collectMessage(ctx context.Context, message *Message) error {
 // changed. The consumer waits until these are over, and they cost no attempts.
 //
 // A failure of the handler is judged by the error that the handler returned. The driver may wrap it, for example as a
-// timeout of the whole transaction. Such a wrapper gives no information about the message.
+// timeout of the whole transaction. Such a wrapper gives no information about the message. The error may look like an
+// unavailable database, but the database has responded to the consumer right before.
 func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	failure, ofHandler := errors.AsType[*handlerFailure](err)
 
 	// The handler has decided about the message.
 	if _, asked := errors.AsType[*requestError](err); asked && ofHandler {
 		return true, failure.error
+	}
+
+	// Its label would be that of a conflict with another transaction.
+	if errors.Is(err, transaction.ErrDiscarded) {
+		return true, err
 	}
 
 	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrInProgress, inbox.ErrStale} {
@@ -472,7 +479,7 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	}
 
 	if ofHandler {
-		return !t.reg.mode.usesTransaction() || !isTransient(failure.error), failure.error
+		return true, failure.error
 	}
 	if _, ok := errors.AsType[*inboxFailure](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil

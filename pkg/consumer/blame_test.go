@@ -147,6 +147,75 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 	}
 }
 
+// A handler inserts a document that exists and discards the error, so MongoDB aborts each of its transactions.
+func TestAMessageWhoseHandlerDiscardsAnErrorIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.Claimed} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			same := bson.D{{Key: "_id", Value: "same"}}
+			if _, err := k.newCollection("articles").InsertOne(t.Context(), same); err != nil {
+				t.Fatal(err)
+			}
+			insert := k.insertInto("effects")
+			dead := newDisposed()
+			c := k.newConsumer(consumer.WithMode(mode), consumer.WithDisposer(dead), withTries(1))
+			addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Value) != "1" {
+					return insert(ctx, m)
+				}
+				_, _ = k.db.Collection("articles").InsertOne(ctx, same)
+				if mode == consumer.Claimed {
+					return nil
+				}
+				return insert(ctx, m)
+			})
+			k.publish(newMessages(1, 3)...)
+			k.start(c)
+
+			k.waitFor("the dead letter", dead.more)
+			k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 3 })
+			got := dead.listAll()
+			if len(got) != 1 || got[0].m.Offset != 1 {
+				t.Errorf("%d messages were disposed of: %+v", len(got), got)
+			}
+		})
+	}
+}
+
+// The query of one message takes longer than its handler allows it. The error is that of a database that does not respond.
+func TestAMessageThatAloneMeetsNoDatabaseHoldsUpItsKeyAlone(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.Claimed, consumer.AtLeastOnce} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			articles := k.newCollection("articles")
+			if _, err := articles.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "same"}}); err != nil {
+				t.Fatal(err)
+			}
+			insert := k.insertInto("effects")
+			c := k.newConsumer(consumer.WithMode(mode), consumer.WithRetry(soon))
+			addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Key) != "key01" || string(m.Value) != "1" {
+					return insert(ctx, m)
+				}
+				ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				return articles.FindOne(ctx, bson.D{{Key: "$where", Value: "sleep(200) || true"}}).Err()
+			})
+			k.publish(newMessages(8, 16)...)
+			k.start(c)
+
+			k.waitUntil("all offsets", func(context.Context) bool { return k.readCommitted(1)[0] == 16 })
+			k.publish(newMessages(8, 24)[16:]...)
+			k.waitCount("effects", 22)
+			k.waitUntil("the other message of the key to wait", func(ctx context.Context) bool { return k.countWaitingFor(ctx, "key01") == 2 })
+		})
+	}
+}
+
 // One transaction that takes long to commit does not count as an outage, and no other lane waits for it.
 func TestASlowCommitIsNoOutage(t *testing.T) {
 	t.Parallel()

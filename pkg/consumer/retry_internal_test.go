@@ -49,8 +49,14 @@ func TestDefaultsOfRetry(t *testing.T) {
 	if v := decideAfter(d, errTest, 100, 24*time.Hour); v.Action != actDeadLetter {
 		t.Errorf("after 24 hours: got %s, want %s", v.Action, actDeadLetter)
 	}
-	if v := decideAfter(d, mongo.CommandError{Code: 91}, 100, 48*time.Hour); v.Action != actWait || !v.Uncounted {
-		t.Errorf("while the database is away: got %+v", v)
+	away := mongo.CommandError{Code: 91}
+	for n, want := range map[int]action{1: actWait, 5: actWait, 6: actAside, 100: actAside} {
+		if v := decideAfter(d, away, n, 0); v.Action != want || !v.Uncounted {
+			t.Errorf("while the database is away, after %d failures: got %+v, want %s", n, v, want)
+		}
+	}
+	if v := decideAfter(d, away, 2, 48*time.Hour); v.Action != actAside || !v.Uncounted {
+		t.Errorf("while the database is away for long: got %+v", v)
 	}
 	for _, c := range []struct {
 		err  error

@@ -415,7 +415,7 @@ func (t *track) noteOutcome(task task, verdict verdict, cause error) {
 		if until, began := suspension.suspendFor(verdict.Delay); began {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}
-	case verdict.Action == actAside && !verdict.Uncounted:
+	case verdict.Action == actAside && (!verdict.Uncounted || isTransient(cause)):
 		if until, began := suspension.noteFailure(t.outageKey(task), t.waiting != nil, &t.reg.retry); began {
 			t.p.s.report(&suspendedError{Handler: t.reg.name, Until: until, Err: cause})
 		}

@@ -7,6 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 )
 
 // transientCodes are the codes of a MongoDB server that cannot serve now, although the command was valid.
@@ -44,7 +45,7 @@ var transientLabels = []string{
 // available, a new primary was elected, or another transaction wrote the same documents at the same
 // time. The timeout of a handler is not transient.
 func isTransient(err error) bool {
-	if _, ok := errors.AsType[*timeoutError](err); ok {
+	if _, ok := errors.AsType[*timeoutError](err); ok || errors.Is(err, transaction.ErrDiscarded) {
 		return false
 	}
 	if labeled, ok := errors.AsType[mongo.LabeledError](err); ok && slices.ContainsFunc(transientLabels, labeled.HasErrorLabel) {

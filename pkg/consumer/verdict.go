@@ -145,6 +145,10 @@ func (d *decider) chooseVerdict(err error, message *Message, failures failures) 
 	case matched:
 		return d.chooseByRetry(retry, message, failures)
 	case isTransient(err):
+		// A message that fails for long may do so alone: it has a slow query, or conflicts with its own writes.
+		if failures.Failed > mostInLane || time.Since(failures.Since) > longestInLane {
+			return verdict{Action: actAside, Uncounted: true, Delay: retry.waitAfter(failures.Failed), Unordered: retry.Unordered}
+		}
 		// The database is away. To set the message aside, the consumer would need it.
 		bound := 100 * time.Millisecond << min(max(failures.Failed-1, 0), 10)
 		return verdict{Action: actWait, Uncounted: true, Delay: addJitter(min(bound, 30*time.Second), 1)}
@@ -156,6 +160,12 @@ func (d *decider) chooseVerdict(err error, message *Message, failures failures) 
 	}
 	return d.chooseByRetry(retry, message, failures)
 }
+
+// mostInLane and longestInLane bound the failures that wait in their lane for a database that seems to be away.
+const (
+	mostInLane    = 5
+	longestInLane = time.Minute
+)
 
 // retryFor returns the Retry for err, and whether a rule of the user matches err.
 func (d *decider) retryFor(err error) (retry *Retry, matched bool) {

@@ -14,7 +14,8 @@ import (
 // driver's label TransientTransactionError), it runs again in a new transaction. A commit whose
 // outcome is unknown is sent again. Both are retried with growing waits for at most 120 s, and until
 // ctx ends: a commit that is in progress then may take another second. So fn must not have effects outside of the transaction that cannot be repeated. It must
-// return the errors of its operations, wrapped or not.
+// return the errors of its operations, wrapped or not: the server has aborted the transaction then.
+// If fn discards an error, also that of a duplicate key, Transaction fails after ten attempts.
 //
 // Concerns: reads go to the primary and see majority-committed data, and the commit waits for a
 // majority, even if the client is configured otherwise. An event must not exist if its commit could

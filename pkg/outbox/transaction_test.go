@@ -372,6 +372,32 @@ func TestTransactionRetries(t *testing.T) {
 	}
 }
 
+// The server aborts a transaction whose insert fails, so no repetition of the callback can commit.
+func TestATransactionThatDiscardsAnErrorIsNotRepeatedForMinutes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	orders := b.db.Collection("orders")
+	same := bson.D{{Key: "_id", Value: "same"}}
+	if _, err := orders.InsertOne(t.Context(), same); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []string{"nothing", "an insert"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		err := b.box.Transaction(ctx, func(ctx context.Context) error {
+			_, _ = orders.InsertOne(ctx, same)
+			if after == "an insert" {
+				_, err := orders.InsertOne(ctx, bson.D{{Key: "_id", Value: "other"}})
+				return err
+			}
+			return nil
+		})
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "its error is discarded") {
+			t.Errorf("%s after the insert: %v", after, err)
+		}
+	}
+}
+
 func TestTransactionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

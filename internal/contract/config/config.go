@@ -43,7 +43,7 @@ type Config struct {
 	// Start is where a watcher without a position begins. backlog delivers the events in the outbox and
 	// continues from there. now skips them, to switch from another publisher. A time
 	// (2026-11-20T08:00:00Z) delivers the events committed since then. It has no effect on a watcher
-	// with a position. Defaults to backlog.
+	// with a position, except for collections that watch names later. Defaults to backlog.
 	Start   Start   `yaml:"start"`
 	Kafka   Kafka   `yaml:"kafka"`
 	Mapping Mapping `yaml:"mapping"`

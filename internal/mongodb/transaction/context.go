@@ -15,6 +15,9 @@ var (
 	ErrEnded         = unit.ErrEnded
 	ErrRollbackOnly  = unit.ErrRollbackOnly
 	ErrCommitUnknown = errors.New("the outcome is unknown, the transaction may have been committed")
+	// ErrDiscarded means that the server aborted many attempts of a transaction before its function returned.
+	ErrDiscarded = errors.New("the server aborts this transaction each time: an operation in it fails, and its error is discarded; " +
+		"return the error, also that of a duplicate key")
 )
 
 // Check returns nil if a write with ctx is part of a transaction that may still commit. See

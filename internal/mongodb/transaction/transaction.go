@@ -93,6 +93,8 @@ func inLentSession(
 const (
 	// maxRepeats bounds the time in which a transaction or its commit is repeated.
 	maxRepeats = 120 * time.Second
+	// maxAborted is how many attempts in a row may find that the server has aborted the transaction. A new primary does that once.
+	maxAborted = 10
 	// grace is how long a commit or an abort may continue after the context of the caller has ended. Otherwise the end of a
 	// context would leave the outcome of many commits open.
 	grace = time.Second
@@ -109,6 +111,7 @@ func inSession(
 	ctx context.Context, sess *mongo.Session, rc *readconcern.ReadConcern, fn func(context.Context) error,
 ) (isOpen bool, err error) {
 	limit := time.Now().Add(maxRepeats)
+	aborted := 0 // attempts in a row
 	for wait := firstWait; ; wait = min(2*wait, longestWait) {
 		if err := ctx.Err(); err != nil {
 			return false, err
@@ -120,6 +123,18 @@ func inSession(
 		isTransient := errors.As(err, &labeled) && labeled.HasErrorLabel("TransientTransactionError")
 		if isOpen || !isTransient || time.Now().Add(wait).After(limit) {
 			return isOpen, explainError(ctx, sess, isCommit, isOpen, err)
+		}
+
+		// The server aborts a transaction whose operation fails. If fn discards the error, a later operation or the commit fails.
+		const noSuchTransaction = 251
+		var server mongo.ServerError
+		if errors.As(err, &server) && server.HasErrorCode(noSuchTransaction) {
+			aborted++
+		} else {
+			aborted = 0
+		}
+		if aborted == maxAborted {
+			return false, fmt.Errorf("%w: %w", ErrDiscarded, explainError(ctx, sess, isCommit, isOpen, err))
 		}
 
 		if sleep(ctx, wait) != nil {

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -111,5 +112,21 @@ func TestRenamedCollectionsThatAreGoneDelayNoOther(t *testing.T) {
 	b.consume(2)
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("%d renames delayed an event by %s", renames, took.Round(time.Second))
+	}
+}
+
+// An envelope of a renamed collection may be swept and come from the stream too. A record that the sweep sends at once is flagged, and so is
+// the record of one that has to wait.
+func TestN27_AWaitingEnvelopeOfARenamedCollectionIsFlagged(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("node=a", "watch="+b.db.Name()+".outbox*", "topics.template=late-"+b.topic)
+	b.waitOwned("a")
+	b.appendTo("stash", "swept")
+	b.rename("stash", "outbox")
+	b.appendTo("outbox", "streamed")
+	stacktest.Eventually(t, "both events wait", func() bool { return b.countWaiting(bson.D{}) == 2 })
+	if n := b.countWaiting(bson.D{{Key: "origin", Value: waiting.OriginSweep}, {Key: "redelivered", Value: true}}); n != 1 {
+		t.Errorf("%d waiting events are those of a sweep, want one", n)
 	}
 }

@@ -50,7 +50,6 @@ type bench struct {
 	recovered int
 	entered   []*waiting.Entry
 	ends      map[End]int
-	sweeping  bool
 	restores  [][]*Outcome
 	judge     func(tx context.Context) error // runs at the end of each transaction, and may make it fail
 }
@@ -89,7 +88,6 @@ func setUp(t *testing.T) *bench {
 			b.restores = append(b.restores, slices.Clone(list))
 			return nil
 		},
-		Sweeping:    func() bool { return b.sweeping },
 		Entered:     func(list []*waiting.Entry) { b.entered = append(b.entered, list...) },
 		Now:         time.Now,
 		OnRetry:     func(err error) { b.mu.Lock(); b.retries = append(b.retries, err); b.mu.Unlock() },

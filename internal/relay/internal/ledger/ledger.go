@@ -52,8 +52,6 @@ type Config struct {
 
 	// Restore sets the images of outcomes whose records the sink gave back. It leaves Raw nil if an envelope is gone.
 	Restore func(ctx context.Context, list []*Outcome) error
-	// Sweeping reports whether the envelopes that are not sent now come from a sweep, so that they may have been sent before.
-	Sweeping func() bool
 	// Entered is called when envelopes were stored as waiting. It must not block.
 	Entered func(list []*waiting.Entry)
 

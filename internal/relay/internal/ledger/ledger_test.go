@@ -336,7 +336,6 @@ func TestN16_ImagesAreRestoredTogether(t *testing.T) {
 func TestN15_SweptEnvelopesWithoutAStampAreNumbered(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	b.sweeping = true
 	l := New(b.config)
 	var list []*Outcome
 	for i := range 12 {

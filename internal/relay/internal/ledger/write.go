@@ -86,12 +86,10 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 		entry.StreamMS = outcome.StreamMS
 	}
 
-	// Every other envelope that is stored during a sweep comes from the sweep: all earlier events are resolved before it, and it is
-	// resolved itself before the stream continues.
 	if outcome.Claim != nil {
 		entry.Origin = waiting.OriginScheduled
-	} else if l.config.Sweeping() {
-		entry.Origin, entry.Redelivered, entry.StreamMS = waiting.OriginSweep, true, 0
+	} else if outboxes.IsSwept(outcome.Pos) {
+		entry.Origin, entry.Redelivered = waiting.OriginSweep, true
 	}
 
 	if outcome.End == Retrying {
@@ -131,7 +129,7 @@ func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.
 	}
 	if outcome.Claim != nil {
 		letter.Origin = waiting.OriginScheduled
-	} else if l.config.Sweeping() {
+	} else if outboxes.IsSwept(outcome.Pos) {
 		letter.Origin = waiting.OriginSweep
 	}
 

@@ -103,7 +103,7 @@ func BenchmarkSender(b *testing.B) {
 				onRetry := func(err error) { b.Log(err) }
 				led := ledger.New(ledger.Config{
 					Fencer: held, Store: store, Letters: db.Collection("letters"), MaxAttempts: 3, Backoff: retry.Reopen, Recording: ledger.RecordPosition,
-					Sweeping: func() bool { return false }, Entered: func([]*waiting.Entry) {}, Now: time.Now, OnRetry: onRetry, OnRecovered: func() {},
+					Entered: func([]*waiting.Entry) {}, Now: time.Now, OnRetry: onRetry, OnRecovered: func() {},
 					Log: slog.New(slog.DiscardHandler),
 					Count: func(*ledger.Outcome) {
 						if finished.Add(1) == n {

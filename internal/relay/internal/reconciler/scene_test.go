@@ -94,10 +94,9 @@ func (h *scene) newTerm() *term {
 		Fencer: h.held, Store: store, Letters: db.Collection("letters"),
 		Source:      letters.Source{Kind: "relay", Watcher: h.watcher, Node: "a", Epoch: 1},
 		MaxAttempts: h.attempts, Backoff: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, DropExpired: h.drop, Recording: h.recording,
-		Restore:  func(context.Context, []*ledger.Outcome) error { return errors.New("no image is missing") },
-		Sweeping: func() bool { return false },
-		Entered:  func(list []*waiting.Entry) { te.entered.Put(list...) },
-		Now:      time.Now, OnRetry: onRetry, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
+		Restore: func(context.Context, []*ledger.Outcome) error { return errors.New("no image is missing") },
+		Entered: func(list []*waiting.Entry) { te.entered.Put(list...) },
+		Now:     time.Now, OnRetry: onRetry, OnRecovered: func() {}, Log: slog.New(slog.DiscardHandler),
 		Count: func(o *ledger.Outcome) {
 			te.mu.Lock()
 			te.ends[o.End]++

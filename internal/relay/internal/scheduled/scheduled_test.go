@@ -126,7 +126,7 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 	c := &setUp{outlet: x.outlet, ledger: &ledger.Config{
 		Fencer: x.held, Store: store, Letters: p.letters, Claims: p.claims, Source: letters.Source{Kind: "relay", Watcher: "orders"},
 		MaxAttempts: 5, Backoff: retry.Policy{Base: time.Minute, Cap: time.Hour}, Recording: ledger.RecordPosition,
-		Sweeping: func() bool { return false }, Entered: func(list []*waiting.Entry) { entered.Put(list...) }, Now: p.now,
+		Entered: func(list []*waiting.Entry) { entered.Put(list...) }, Now: p.now,
 		OnRetry: func(error) {}, OnRecovered: func() {}, Count: func(*ledger.Outcome) {}, Log: log,
 	}}
 	c.Config = Config{

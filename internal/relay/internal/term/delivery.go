@@ -167,7 +167,10 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 	}
 	if closed {
 		d.pump.ForgetDrainedSlots()
+	} else if err := d.recovery.SweepAdded(ctx, d.start.added); err != nil {
+		return err
 	}
+	d.start.added = gap.Added{}
 
 	// After an error the reader is not awaited, and it delivers nothing more. A server may respond
 	// its last request only at the next write, and the lease must be released before. serveTerm
@@ -318,7 +321,16 @@ var _ pipeline.Term = (*streamEvents)(nil)
 
 // HandleDDL implements pipeline.Term.
 func (e *streamEvents) HandleDDL(ctx context.Context, ev *changes.Event) error {
-	return e.recovery.HandleDDL(ctx, ev)
+	if err := e.recovery.HandleDDL(ctx, ev); err != nil || ev.Op != changes.Rename {
+		return err
+	}
+	return e.saveCollections(ctx)
+}
+
+// saveCollections saves the collections of the stream. A collection that is not saved counts as new after a change of the configuration.
+func (e *streamEvents) saveCollections(ctx context.Context) error {
+	list := e.collections.CollectionIdentities()
+	return e.held.Save(ctx, lease.Update{Collections: &list})
 }
 
 // AdoptCollection implements pipeline.Term: it registers a collection that appeared while the stream
@@ -330,8 +342,7 @@ func (e *streamEvents) AdoptCollection(ctx context.Context, ev *changes.Event) e
 	}
 	e.indexes.ensureIndexes(outbox)
 
-	list := e.collections.CollectionIdentities()
-	err = e.held.Save(ctx, lease.Update{Collections: &list})
+	err = e.saveCollections(ctx)
 
 	// A batch may contain many new collections, and would look like a hung pump without ticks.
 	e.NoteProgress()

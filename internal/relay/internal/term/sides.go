@@ -72,10 +72,9 @@ func newLedger(inputs *sources, outputs *stores, queue *ledger.Queue, meter *met
 		Count:       meter.countOutcome,
 		GivenUp:     shared.Hooks.GivenUp,
 
-		Restore:  images.restore,
-		Sweeping: inputs.plan.IsSweeping,
-		Now:      shared.Clock.Now,
-		Log:      inputs.log,
+		Restore: images.restore,
+		Now:     shared.Clock.Now,
+		Log:     inputs.log,
 	})
 }
 

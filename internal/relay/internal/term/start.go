@@ -28,13 +28,16 @@ type startPoint struct {
 	collections *watched.Collections
 	plan        *gap.Plan
 	resolver    *pipeline.Resolver
-	checkpoint  lease.Source
+	progress    *progress
 
 	// mu guards these fields: the end of a sweep replaces them while the monitor saves them.
 	mu                 sync.Mutex
 	from               resume.Position        // where the stream was started
 	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
 	unsavedDescription *lease.Update          // of the new stream; saved once the position has passed from
+
+	// added is swept before the stream is read. It is of the goroutine that takes over and reads the stream.
+	added gap.Added
 }
 
 // chooseStart sets from to the position that stays until the stream moves it, and drainedSlots and unsavedDescription to
@@ -43,10 +46,18 @@ func (s *startPoint) chooseStart(
 	ctx context.Context, doc *lease.Document, began bson.Timestamp,
 ) (changes.Start, error) {
 	hash := s.slot.scope.PipelineHash()
-	identities := s.collections.CollectionIdentities()
-	update := lease.Update{PipelineHash: &hash, Collections: &identities}
 	s.drainedSlots = pipeline.ParseDrainedSlots(doc)
 	s.from = doc.Position()
+	if at, ok := s.from.Time(); ok {
+		outboxes, readUpTo := s.collections.CompareWatched(doc.Collections, at)
+		// A position of another publisher comes without collections. With the same pipeline, the stream includes new collections.
+		if doc.PipelineHash != lease.AdoptedHash && doc.PipelineHash != hash {
+			s.added = gap.Added{Outboxes: outboxes, ReadUpTo: readUpTo, To: at}
+			s.progress.undescribed.Store(true)
+		}
+	}
+	identities := s.collections.CollectionIdentities()
+	update := lease.Update{PipelineHash: &hash, Collections: &identities}
 
 	if doc.Gap != nil {
 		// An ordered sweep has no end yet.
@@ -157,12 +168,13 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 	update := *s.unsavedDescription
 	identities := s.collections.CollectionIdentities()
 	update.Collections = &identities
-	update.Current = s.checkpoint
+	update.Current = s.progress.checkpointOfStream
 	if err := s.held.Save(ctx, update); err != nil {
 		// The renewal fails with the same error, and reports it.
 		return
 	}
 	s.unsavedDescription = nil
+	s.progress.undescribed.Store(false)
 }
 
 // forgetDrainedSlotsLocked removes the drained slots from the document once the position has
@@ -174,7 +186,7 @@ func (s *startPoint) forgetDrainedSlotsLocked(ctx context.Context, reached resum
 	}
 
 	// If the save fails, the renewal fails with the same error and reports it.
-	if s.held.Save(ctx, lease.Update{Current: s.checkpoint, ClearPassed: true}) == nil {
+	if s.held.Save(ctx, lease.Update{Current: s.progress.checkpoint, ClearPassed: true}) == nil {
 		s.drainedSlots = nil
 	}
 }
@@ -186,5 +198,6 @@ func (s *startPoint) setStart(position resume.Position) {
 	defer s.mu.Unlock()
 	s.from = position
 	s.unsavedDescription = nil
+	s.progress.undescribed.Store(false)
 	s.drainedSlots = nil
 }

@@ -101,6 +101,10 @@ func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registrat
 	}); err != nil {
 		return err
 	}
+	claims, err := t.collections.ForgetClaims(ctx, t.start.added.Outboxes, claims)
+	if err != nil {
+		return err
+	}
 	return t.collections.ClaimCollections(ctx, claims, t.start.from.ClusterTime)
 }
 

@@ -107,7 +107,7 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 		collections: from.collections,
 		plan:        from.plan,
 		resolver:    to.resolver,
-		checkpoint:  progress.checkpoint,
+		progress:    progress,
 	}
 	return &term{sources: from, results: to, progress: progress, start: start}, nil
 }
@@ -327,6 +327,7 @@ func (t *term) runTerm(stop, work context.Context, group *errgroup.Group, stopRe
 func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
+	t.start.saveDescription(ctx)
 	if err := t.held.Release(ctx, t.progress.checkpoint); err != nil {
 		t.log.Warn("cannot release the lease; a standby waits until it expires", "error", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
@@ -368,10 +369,21 @@ type progress struct {
 	resolver *pipeline.Resolver
 
 	delivering atomic.Bool // set when the takeover is done
+	// undescribed is set while the watcher document describes the stream of an earlier configuration.
+	undescribed atomic.Bool
 }
 
-// checkpoint returns the checkpoint that the next renewal saves.
+// checkpoint returns the checkpoint that the next renewal saves. A position of a stream that the document does not describe is saved
+// with the description. A later owner would conclude from the position alone that the stream had included other collections (N27).
 func (p *progress) checkpoint() lease.Checkpoint {
+	if p.undescribed.Load() {
+		return lease.Checkpoint{Stats: p.stats.report()}
+	}
+	return p.checkpointOfStream()
+}
+
+// checkpointOfStream returns the checkpoint that is saved with the description of the stream.
+func (p *progress) checkpointOfStream() lease.Checkpoint {
 	checkpoint := lease.Checkpoint{Stats: p.stats.report()}
 	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
 	// sweep, the sweep determines the positions.

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +43,7 @@ type Collections struct {
 	Claimed map[[16]byte]bool
 
 	irregular map[[16]byte]bool // collections that this term has marked; for the pump's goroutine
+	removed   []lease.Collection
 
 	mu       sync.Mutex
 	listed   []outboxes.Outbox // as they were listed last
@@ -320,10 +322,56 @@ func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error
 	return nil
 }
 
+// CompareWatched returns the listed collections that are not in before, the collections of the stream up to position, and the times up to
+// which an even earlier stream has read them, or zero. A collection that the configuration does not name any more stays in the watcher
+// document, with its time: a later configuration may name it again.
+func (c *Collections) CompareWatched(before []lease.Collection, position bson.Timestamp) (added []outboxes.Outbox, readUpTo map[string]bson.Timestamp) {
+	known := map[[16]byte]lease.Collection{}
+	for _, collection := range before {
+		known[[16]byte(collection.UUID.Data)] = collection
+		db, coll, _ := strings.Cut(collection.NS, ".")
+		if c.Scope.Matches([]byte(db), []byte(coll)) {
+			continue
+		}
+		if collection.ReadUpTo.IsZero() {
+			collection.ReadUpTo = position
+		}
+		c.removed = append(c.removed, collection)
+	}
+
+	readUpTo = map[string]bson.Timestamp{}
+	for _, outbox := range c.WatchedOutboxes() {
+		collection, found := known[outbox.UUID]
+		if outbox.Identified() && (!found || !collection.ReadUpTo.IsZero()) {
+			added = append(added, outbox)
+			readUpTo[outbox.NS()] = collection.ReadUpTo
+		}
+	}
+	return added, readUpTo
+}
+
+// ForgetClaims removes the claims of added collections, and returns the others. The next claim of a collection has the present time, so the
+// purge waits until the position has passed the sweep.
+func (c *Collections) ForgetClaims(ctx context.Context, added []outboxes.Outbox, claims []outboxes.Registration) ([]outboxes.Registration, error) {
+	of := outboxes.ByUUID(claims)
+	for _, outbox := range added {
+		if _, known := of[outbox.UUID]; !known {
+			continue
+		}
+		if err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+			return c.Registry.Release(ctx, outbox.UUID, c.Watcher)
+		}); err != nil {
+			return nil, err
+		}
+		delete(of, outbox.UUID)
+	}
+	return slices.Collect(maps.Values(of)), nil
+}
+
 // CollectionIdentities returns the watched collections in the form that the watcher document
 // stores.
 func (c *Collections) CollectionIdentities() []lease.Collection {
-	out := []lease.Collection{}
+	out := slices.Clone(c.removed)
 	for _, o := range c.WatchedOutboxes() {
 		if o.Identified() {
 			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}

@@ -121,6 +121,8 @@ func (d Document) Senders() []record.Sender { return d.SenderTable.listSenders()
 type Collection struct {
 	NS   string      `bson:"ns"`
 	UUID bson.Binary `bson:"uuid"`
+	// ReadUpTo is set if the configuration does not name the collection any more: the stream included it up to this cluster time.
+	ReadUpTo bson.Timestamp `bson:"readUpTo,omitempty"`
 }
 
 // TopicOffsets stores the topic as a value. As the name of a field, a topic with dots would nest (N8).

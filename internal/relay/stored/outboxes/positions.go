@@ -47,6 +47,9 @@ func PosWithin(pos string, ts bson.Timestamp) string {
 	return fmt.Sprintf("%s-%08X%08X", pos, ts.T, ts.I)
 }
 
+// IsSwept reports whether a sweep gave the position to an envelope, as [PosAt] or [PosWithin] of its stamp.
+func IsSwept(pos string) bool { return len(pos) == len(PosAt(bson.Timestamp{})) || posIsWithin(pos) }
+
 // PosUnstamped reports whether the position was made of a zero stamp. All envelopes without a stamp of the
 // server share the zero stamp.
 func PosUnstamped(pos string) bool {

@@ -54,8 +54,8 @@ func newTwin(t *testing.T) *twin {
 		Fencer: held, Store: x.store, Letters: own.Collection("letters"), Claims: own.Collection(waiting.ClaimsName),
 		Source:      letters.Source{Kind: "relay", Watcher: watcher, Node: "a", Epoch: 1},
 		MaxAttempts: maxAttempts, Backoff: retry.Policy{Base: time.Second, Cap: time.Second}, Recording: ledger.RecordPosition,
-		Restore:  func(context.Context, []*ledger.Outcome) error { return nil },
-		Sweeping: func() bool { return false }, Entered: func([]*waiting.Entry) {}, Now: time.Now,
+		Restore: func(context.Context, []*ledger.Outcome) error { return nil },
+		Entered: func([]*waiting.Entry) {}, Now: time.Now,
 		OnRetry: func(err error) { t.Error(err) }, OnRecovered: func() {}, Count: func(*ledger.Outcome) {}, Log: slog.New(slog.DiscardHandler),
 	})
 	return x

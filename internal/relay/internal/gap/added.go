@@ -1,0 +1,80 @@
+package gap
+
+import (
+	"context"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/sweep"
+)
+
+// Added are collections that the configuration names since a position of the stream.
+type Added struct {
+	Outboxes []outboxes.Outbox
+	To       bson.Timestamp            // of the position
+	ReadUpTo map[string]bson.Timestamp // by name; zero for a collection that was never read
+}
+
+// SweepAdded delivers the envelopes that were in collections when the configuration got their names (N27): the stream does not contain
+// their inserts. As at a first start, `start` decides which of them. It precedes the stream, so the position stays until all of them are
+// resolved. Until then the watcher document describes the earlier stream, and a later owner repeats the sweep.
+func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
+	if len(added.Outboxes) == 0 {
+		return nil
+	}
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
+
+	// A transaction that was open at the end may have an earlier stamp.
+	margin := mongodb.Margin(ctx, r.Calls.Client)
+	var names []string
+	for _, outbox := range added.Outboxes {
+		names = append(names, outbox.NS())
+		upTo := mongodb.Earlier(added.ReadUpTo[outbox.NS()], margin)
+		if first := outboxes.FirstStampAt(r.Config.Start.At); upTo.Before(first) {
+			upTo = first
+		}
+		added.ReadUpTo[outbox.NS()] = upTo
+	}
+	// The schedules are listed in any case: no watcher has sent envelopes that are due later.
+	if r.Config.Start.Now {
+		return r.Schedules.NoteExisting(ctx, added.Outboxes)
+	}
+
+	r.Log.Warn("the configuration names further collections; sweeping them", "collections", names)
+	sweep := &sweep.Sweep{
+		Client:      r.Calls.Client,
+		Collections: added.Outboxes,
+		From:        added.To,
+		ReadUpTo:    added.ReadUpTo,
+		OldIDs:      r.sweepsOldIDs(),
+		To:          added.To,
+		Margin:      margin,
+		Memory:      int64(r.Config.Limits.Memory) / 4,
+		Skip:        r.Skip,
+		Publisher:   addedPublisher{sweptPublisher{r}},
+	}
+	res, err := sweep.Run(ctx)
+	if err != nil {
+		return err
+	}
+	r.Dispatcher.Flush()
+	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
+		{Key: "reason", Value: "added"},
+		{Key: "collections", Value: slices.Clip(names)},
+		{Key: "swept", Value: res.Swept},
+	})
+	return r.Schedules.NoteExisting(ctx, added.Outboxes)
+}
+
+// addedPublisher delivers the envelopes of added collections. The position stays.
+type addedPublisher struct{ sweptPublisher }
+
+// Deliver implements sweep.Publisher.
+func (p addedPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
+	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
+	return p.Swept.DeliverSwept(ctx, envelope, outboxes.PosAt(envelope.TS))
+}
