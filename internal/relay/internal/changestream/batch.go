@@ -1,8 +1,9 @@
 package changestream
 
 const (
-	// targetBytes is the size that a batch of large documents should have.
-	targetBytes = 4 << 20
+	// targetBytes is the size that a batch of large documents should have. The driver allocates a buffer for each response, and two or
+	// three of them are alive at a time. Batches of half this size cost 7 % of the rate.
+	targetBytes = 2 << 20
 
 	// firstDocuments is the number of documents to request while their size is unknown.
 	firstDocuments = 256

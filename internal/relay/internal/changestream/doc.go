@@ -22,7 +22,7 @@
 // example the release of a lease, and at the latest after the await time. So a caller that must be
 // quick should not wait for Run before it writes.
 //
-// Cost: a batch has at most 2,000 documents or about 4 MiB. A larger document is a batch alone.
+// Cost: a batch has at most 2,000 documents or about 2 MiB. A larger document is a batch alone.
 // Nothing is copied: documents alias the server's response, which Release frees. The reader allocates a
 // few times per batch and never per event.
 //

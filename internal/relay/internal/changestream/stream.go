@@ -37,7 +37,7 @@ type pace struct {
 	// latency, only the idle checkpoint.
 	maxAwait time.Duration
 
-	// batchSize limits the documents of a batch. A batch near 4 MiB has fewer.
+	// batchSize limits the documents of a batch. A batch near 2 MiB has fewer.
 	batchSize int
 
 	// patience is how long a response may take in addition to maxAwait. After that the stream is
