@@ -126,18 +126,10 @@ func reachServers(ctx context.Context, cfg config.Config, log *slog.Logger, pati
 	}
 }
 
-// heapGrowth is the percentage for the garbage collector (GOGC). The path of an event allocates almost
-// nothing. Half of the usual growth between two collections therefore costs no measurable time and
-// saves some megabytes.
-const heapGrowth = 50
-
-// limitMemory configures the garbage collector, unless GOMEMLIMIT and GOGC are set in env. The memory
-// limit is a backstop: the budget for envelopes, and half as much again for everything else.
+// limitMemory sets the memory limit of the garbage collector, unless GOMEMLIMIT is set in env. It is a backstop: the budget for
+// envelopes, and half as much again for everything else.
 func limitMemory(env []string, budget int64) {
 	if envValue(env, "GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budget + budget/2)
-	}
-	if envValue(env, "GOGC") == "" {
-		debug.SetGCPercent(heapGrowth)
 	}
 }
