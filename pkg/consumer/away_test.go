@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/franz"
@@ -20,9 +21,11 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 	for name, use := range map[string][]consumer.Option{"kafka-go": nil, "franz": {franz.Use()}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			app := stacktest.Name(t)
-			k := newKit(t, 2)
-			cut := newKitOf(k, options.Client().SetAppName(app))
+			// Its outage takes long, and other tests would wait for the fail point of the shared server.
+			stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
+			app, own := stacktest.Name(t), options.Client().ApplyURI(stack.MongoURI())
+			k := newKit(t, 2, own)
+			cut := newKitOf(k, own, options.Client().SetAppName(app))
 			left := make(chan struct{}, 10)
 			hook := consumer.WithErrorHook(func(_ context.Context, err error) {
 				k.logError(err)
@@ -43,7 +46,7 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 			}
 			k.waitUntil("each member to have a partition", each(1))
 
-			end := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+			end := stacktest.FailCommandOn(t, k.db.Client(), app, "alwaysOn", bson.D{
 				{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "delete", "findAndModify", "commitTransaction", "abortTransaction", "killSessions"}},
 				{Key: "closeConnection", Value: true},
 			})

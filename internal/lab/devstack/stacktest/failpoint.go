@@ -28,6 +28,14 @@ func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) 
 	return point.off
 }
 
+// FailCommandOn is FailCommand for the server of client, which only this test uses. So it needs no lock, and no other test waits.
+func FailCommandOn(tb testing.TB, client *mongo.Client, app string, mode any, data bson.D) (off func()) {
+	tb.Helper()
+	point := newFailPoint(tb, client, app, func() error { return nil })
+	point.configure(mode, data)
+	return point.off
+}
+
 // FailTimes makes the next commands of clients with the app name fail, and blocks until they have failed.
 func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data bson.D) {
 	tb.Helper()
@@ -75,10 +83,16 @@ func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 		tb.Fatalf("waiting for the fail point: %v", err)
 	}
 
+	return newFailPoint(tb, client, app, lock.Unlock)
+}
+
+// newFailPoint returns the fail point of the server of client. off ends it and calls release.
+func newFailPoint(tb testing.TB, client *mongo.Client, app string, release func() error) *failPoint {
+	tb.Helper()
 	point := &failPoint{tb: tb, client: client, app: app}
 	point.off = sync.OnceFunc(func() {
 		point.configure("off", nil)
-		if err := lock.Unlock(); err != nil {
+		if err := release(); err != nil {
 			tb.Error(err)
 		}
 	})
