@@ -116,7 +116,7 @@ func (t *track) attachHandler(ctx context.Context) (generation int64, err error)
 		partition.isDoubtful.Store(true)
 		return 0, &inboxFailure{errOrphan}
 	}
-	log.Accepted = partition.accepted
+	log.Accepted = partition.isAccepted()
 
 	t.trouble.watchDatabase(t, maxQuerySilence)
 	defer t.trouble.stopWatching()

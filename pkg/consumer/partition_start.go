@@ -63,6 +63,13 @@ func (p *partition) locateStart(ctx context.Context) error {
 	return nil
 }
 
+// isAccepted reports whether the group has read the topic before. It is false until the start is located, which a retry does not wait for.
+func (p *partition) isAccepted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.accepted
+}
+
 // readStoredID returns the id of the topic that the inbox has stored for the group, or "".
 func (p *partition) readStoredID(ctx context.Context) (string, error) {
 	place := p.inboxPlace()
