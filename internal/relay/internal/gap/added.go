@@ -2,7 +2,6 @@ package gap
 
 import (
 	"context"
-	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -55,7 +54,7 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 		Margin:      margin,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        r.Skip,
-		Publisher:   addedPublisher{sweptPublisher{r}},
+		Publisher:   enteringPublisher{sweptPublisher{r}},
 	}
 	res, err := sweep.Run(ctx)
 	if err != nil {
@@ -64,17 +63,8 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 	r.Dispatcher.Flush()
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "added"},
-		{Key: "collections", Value: slices.Clip(names)},
+		{Key: "collections", Value: names},
 		{Key: "swept", Value: res.Swept},
 	})
 	return r.Schedules.NoteExisting(ctx, added.Outboxes)
-}
-
-// addedPublisher delivers the envelopes of added collections. The position stays.
-type addedPublisher struct{ sweptPublisher }
-
-// Deliver implements sweep.Publisher.
-func (p addedPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
-	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
-	return p.Swept.DeliverSwept(ctx, envelope, outboxes.PosAt(envelope.TS))
 }

@@ -143,7 +143,7 @@ func (r *Recovery) sweepRenamed(
 		To:          at,
 		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        sweep.NewSkip(int64(r.Config.Limits.Memory) / 8),
-		Publisher:   renamePublisher{sweptPublisher{r}},
+		Publisher:   enteringPublisher{sweptPublisher{r}},
 	}
 	res, err := sweep.Run(ctx)
 	if err != nil {
@@ -162,12 +162,12 @@ func (r *Recovery) sweepRenamed(
 	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{outbox})
 }
 
-// renamePublisher delivers the envelopes of a renamed collection. The position stays before the
-// rename.
-type renamePublisher struct{ sweptPublisher }
+// enteringPublisher delivers the envelopes of a collection that got a watched name, by a rename or by the configuration. The
+// position stays before that.
+type enteringPublisher struct{ sweptPublisher }
 
 // Deliver implements sweep.Publisher.
-func (p renamePublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
+func (p enteringPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) error {
 	p.Calls.Ticks.Add(1)
 	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
 	return p.Swept.DeliverSwept(ctx, envelope, p.PositionOf(string(envelope.DB)+"."+string(envelope.Coll), envelope.TS))
