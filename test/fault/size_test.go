@@ -44,8 +44,10 @@ func TestManyTopics(t *testing.T) {
 	n := *scaleTopics
 	var stack *devstack.Stack
 	if n > sharedTopics {
-		stack = stacktest.Own(t, devstack.Options{Brokers: 3, Kafka: devstack.KafkaOptions{
-			HeapMB: 2048, Props: map[string]string{"min.insync.replicas": "1"},
+		stack = stacktest.Own(t, devstack.Options{Brokers: 5, Kafka: devstack.KafkaOptions{
+			HeapMB: 2048,
+			// The files of deleted topics count too.
+			Props: map[string]string{"min.insync.replicas": "1", "file.delete.delay.ms": "0"},
 		}})
 	}
 	s := kit.New(t, kit.Options{Stack: stack, Types: []string{}, Set: map[string]any{

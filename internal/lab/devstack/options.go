@@ -11,7 +11,7 @@ import (
 type Options struct {
 	// Mongods is the number of members of the replica set: 0, 1 or 3.
 	Mongods int
-	// Brokers is the number of Kafka brokers, each also a controller: 0, 1 or 3.
+	// Brokers is the number of Kafka brokers, each also a controller: 0, 1, 3 or 5.
 	Brokers int
 
 	// Env makes the stack use the servers in OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA for counts of
@@ -87,8 +87,8 @@ func (o Options) withDefaults() (Options, error) {
 	if n := o.Mongods; n != 0 && n != 1 && n != 3 {
 		errs = append(errs, fmt.Errorf("mongods: %d is not 0, 1 or 3", n))
 	}
-	if n := o.Brokers; n != 0 && n != 1 && n != 3 {
-		errs = append(errs, fmt.Errorf("brokers: %d is not 0, 1 or 3", n))
+	if n := o.Brokers; n != 0 && n != 1 && n != 3 && n != 5 {
+		errs = append(errs, fmt.Errorf("brokers: %d is not 0, 1, 3 or 5", n))
 	}
 	if o.Mongods == 0 && o.Brokers == 0 {
 		errs = append(errs, errors.New("nothing to start: set Mongods, Brokers or both"))
