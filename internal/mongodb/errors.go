@@ -85,7 +85,7 @@ const (
 
 	codeNoQueryExecutionPlans  = 291
 	codeAPIStrict              = 323
-	codeCollectionUUIDMismatch = 361
+	CodeCollectionUUIDMismatch = 361
 )
 
 // HasCode reports whether err is an error of the server with one of the codes.

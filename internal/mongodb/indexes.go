@@ -108,7 +108,7 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 func CreateIndexesIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, list []Index) error {
 	guard := bson.D{{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}}}
 	err := createIndexes(ctx, coll, list, guard)
-	if HasCode(err, codeCollectionUUIDMismatch) {
+	if HasCode(err, CodeCollectionUUIDMismatch) {
 		return fmt.Errorf("creating indexes on %s: %w", Namespace(coll), ErrCollectionGone)
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/base/glob"
+	"github.com/outrelay/outrelay/internal/contract/slot"
 )
 
 // Pipeline returns the filter that the server applies. In addition to the inserts, it passes every
@@ -42,15 +43,15 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 	return mongo.Pipeline{{{Key: "$match", Value: match}}}
 }
 
-// PipelineHash identifies the content of the stream: its kind, its target and its filter. A token
-// that was stored under another hash may name an event that this stream does not contain. The server
+// PipelineHash identifies the content of the stream: its kind, its target and its filter, without the slot. It is the same for all slots of a
+// watcher with one configuration. A token that was stored under another hash may name an event that this stream does not contain. The server
 // notices this only at a later event (error 280).
 func (s *Scope) PipelineHash() string {
 	raw, err := bson.Marshal(bson.D{
 		{Key: "kind", Value: s.kind.String()},
 		{Key: "db", Value: s.db},
 		{Key: "coll", Value: s.coll},
-		{Key: "pipeline", Value: s.Pipeline()},
+		{Key: "pipeline", Value: s.Of(slot.Range{N: 1}).Pipeline()},
 	})
 	if err != nil {
 		// Cannot happen: strings and our own documents can always be encoded.

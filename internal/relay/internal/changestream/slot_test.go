@@ -22,12 +22,10 @@ func TestN28_OneSlotChangesNoPipeline(t *testing.T) {
 			t.Errorf("%v: the pipeline of one slot differs", patterns)
 		}
 
-		seen := map[string]bool{s.PipelineHash(): true}
+		// The hash shows whether all slots have one configuration.
 		for _, p := range append(slot.Ranges(2), slot.Ranges(3)...) {
-			if h := s.Of(p).PipelineHash(); seen[h] {
-				t.Errorf("%v: slot %v has the hash of another slot", patterns, p)
-			} else {
-				seen[h] = true
+			if s.Of(p).PipelineHash() != s.PipelineHash() {
+				t.Errorf("%v: slot %v has another hash", patterns, p)
 			}
 		}
 	}

@@ -128,7 +128,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	}{
 		{"the oldest", 1, func() error { _, _, err := outboxes.OldestTS(t.Context(), coll); return err }},
 		{"purge", 300, func() error {
-			_, err := purge.PurgeBatch(t.Context(), coll, bson.Timestamp{}, bson.Timestamp{T: 1000 + healthy}, 100)
+			_, err := purge.PurgeBatch(t.Context(), coll, bson.Timestamp{}, purge.Cut{Before: bson.Timestamp{T: 1000 + healthy}}, 100)
 			return err
 		}},
 		{"purge of unstamped", 0, func() error {

@@ -27,11 +27,14 @@ import (
 // of [Passed].
 func Merge(ids []string, old []Document, senders []record.Sender, pos func(Document) string) []Document {
 	least := slices.MinFunc(old, func(a, b Document) int { return a.Position().Compare(b.Position()) })
+	// The stream of a new slot may not contain the event of a token, so it starts by time (N23).
+	at, _ := least.Position().Time()
 	merged := Document{
-		Token: least.Token, ClusterTime: least.ClusterTime, Collections: least.Collections,
-		PipelineHash: least.PipelineHash, ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt,
+		ClusterTime:  at,
+		ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt,
 		SenderTable: newSenderTable(senders), ExpiresAt: time.UnixMilli(0),
 	}
+	merged.mergeDescription(old)
 
 	offsets := map[string][]int64{}
 	for _, d := range old {
@@ -54,8 +57,8 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	}
 	merged.Offsets = sortedOffsets(offsets)
 
-	// The stream starts at the least position, so it repeats nothing up to there.
-	start := pos(least)
+	// The streams start at the time of the least position, so they repeat nothing from before.
+	start := pos(Document{ClusterTime: at})
 	merged.Passed = slices.DeleteFunc(merged.Passed, func(passed Passed) bool { return passed.Pos <= start })
 	slices.SortFunc(merged.Passed, func(a, b Passed) int {
 		return slices.Compare([]string{a.Slot, a.Pos}, []string{b.Slot, b.Pos})
@@ -69,6 +72,35 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 		out[i].SenderTable.List = slices.Clone(merged.SenderTable.List)
 	}
 	return out
+}
+
+// mergeDescription sets the description of the stream that the old slots have read: the hash, and the collections that each of them has
+// read. A slot that contains no key of a collection does not list it. If the slots had different configurations, only the collections that all
+// of them list count, and no stream is known.
+func (d *Document) mergeDescription(old []Document) {
+	d.PipelineHash = old[0].PipelineHash
+	isSame := !slices.ContainsFunc(old, func(document Document) bool { return document.PipelineHash != d.PipelineHash })
+	if !isSame {
+		d.PipelineHash = ""
+	}
+
+	lists := map[string]int{}
+	for _, document := range old {
+		for _, collection := range document.Collections {
+			id := string(collection.UUID.Data)
+			lists[id]++
+			i := slices.IndexFunc(d.Collections, func(known Collection) bool { return known.UUID.Equal(collection.UUID) })
+			switch {
+			case i < 0:
+				d.Collections = append(d.Collections, collection)
+			case !collection.ReadUpTo.IsZero() && (d.Collections[i].ReadUpTo.IsZero() || collection.ReadUpTo.Before(d.Collections[i].ReadUpTo)):
+				d.Collections[i] = collection
+			}
+		}
+	}
+	d.Collections = slices.DeleteFunc(d.Collections, func(collection Collection) bool {
+		return !isSame && lists[string(collection.UUID.Data)] < len(old)
+	})
 }
 
 // AddSender adds sender, the first sender of a document that Merge returned. No record has been sent with

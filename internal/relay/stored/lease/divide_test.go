@@ -1,8 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -11,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/resume"
 )
 
 func TestN28_MergeStartsAtTheLeast(t *testing.T) {
@@ -18,18 +22,18 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 	at := func(sec uint32) bson.Timestamp { return bson.Timestamp{T: sec, I: 1} }
 	old := []Document{
 		{
-			ID: "w/0of2", Epoch: 4, Seq: 9, ClusterTime: at(200), Beside: "8200000070", PipelineHash: "h0",
+			ID: "w/0of2", Epoch: 4, Seq: 9, ClusterTime: at(200), Token: resume.TokenOf("82000000C8000000012B02"), Beside: "8200000070", PipelineHash: "h",
 			Offsets: []TopicOffsets{{"t", []int64{5, -1, 9}}, {"u", []int64{1}}},
 			Passed:  []Passed{{"0of1", "82000000AA"}, {"1of3", "8200000001"}},
 		},
 		{
-			ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Beside: "8200000090", PipelineHash: "h1",
+			ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Token: resume.TokenOf("8200000064000000012B02"), Beside: "8200000090", PipelineHash: "h",
 			Offsets: []TopicOffsets{{"t", []int64{3, 8}}},
 		},
 	}
 
 	pos := func(d Document) string {
-		return map[string]string{"w/0of2": "82000000C8", "w/1of2": "8200000064"}[d.ID]
+		return cmp.Or(d.Token.Data(), fmt.Sprintf("82%08X%08X", d.ClusterTime.T, d.ClusterTime.I))
 	}
 	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old,
 		[]record.Sender{{ID: 11, EndOffsets: map[string][]int64{"t": {4}}}}, pos)
@@ -39,17 +43,17 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 
 	for i := range got {
 		d := &got[i]
-		if d.ClusterTime != at(100) || d.PipelineHash != "h1" || d.Epoch != 7 || d.Seq != 9 || d.Fence != 3 {
-			t.Errorf("document %+v, want the least position, hash h1, epoch 7, seq 9 and fence 3", d)
+		if d.ClusterTime != at(100) || !d.Token.IsZero() || d.PipelineHash != "h" || d.Epoch != 7 || d.Seq != 9 || d.Fence != 3 {
+			t.Errorf("document %+v, want the least time, hash h, epoch 7, seq 9 and fence 3", d)
 		}
 		if o := d.OffsetMap(); o["t"][0] != 3 || o["t"][1] != 8 || o["t"][2] != 9 || o["u"][0] != 1 {
 			t.Errorf("offsets %v, want the least of both", o)
 		}
 
-		// A passed position at or before the start is left out: the stream does not repeat its events.
-		if len(d.Passed) != 2 || d.Passed[0] != (Passed{"0of1", "82000000AA"}) ||
-			d.Passed[1] != (Passed{"0of2", "82000000C8"}) {
-			t.Errorf("passed %+v, want 0of1 and 0of2", d.Passed)
+		// A passed position before the start is left out: the stream does not repeat its events. It may repeat events of the least time.
+		want := []Passed{{"0of1", "82000000AA"}, {"0of2", "82000000C8000000012B02"}, {"1of2", "8200000064000000012B02"}}
+		if !slices.Equal(d.Passed, want) {
+			t.Errorf("passed %+v, want %+v", d.Passed, want)
 		}
 		// The stream of each new slot may repeat events that either old slot has sent outside of its order.
 		if senders := d.Senders(); d.Beside != "8200000090" || len(senders) != 1 || senders[0].EndOffsets["t"][0] != 4 {
@@ -61,6 +65,37 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 
 	if got[0].Instance == got[1].Instance || got[0].Senders()[1].ID != 20 || got[2].Senders()[1].ID != 22 {
 		t.Error("two slots share an instance or a sender")
+	}
+}
+
+// TestN27_AMergedDocumentListsTheCollectionsThatWereRead: a slot without a key of a collection does not list it. If the slots had different
+// configurations, one of them may never have read a collection of the other.
+func TestN27_AMergedDocumentListsTheCollectionsThatWereRead(t *testing.T) {
+	t.Parallel()
+	collection := func(name string, readUpTo uint32) Collection {
+		return Collection{NS: "shop." + name, UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte(fmt.Sprintf("%-16s", name))}, ReadUpTo: bson.Timestamp{T: readUpTo}}
+	}
+	for _, c := range []struct {
+		hashes     [2]string
+		hash, want string
+	}{
+		{[2]string{"h", "h"}, "h", "[{shop.both 0} {shop.first 0} {shop.left 7} {shop.second 0}]"},
+		{[2]string{"h", "old"}, "", "[{shop.both 0} {shop.left 7}]"},
+	} {
+		old := []Document{
+			{ID: "w/0of2", ClusterTime: bson.Timestamp{T: 9}, PipelineHash: c.hashes[0], Collections: []Collection{collection("both", 0), collection("first", 0), collection("left", 8)}},
+			{ID: "w/1of2", ClusterTime: bson.Timestamp{T: 9}, PipelineHash: c.hashes[1], Collections: []Collection{collection("left", 7), collection("second", 0), collection("both", 0)}},
+		}
+		merged := Merge([]string{"w/0of1"}, old, nil, func(Document) string { return "" })[0]
+
+		var got []string
+		for _, collection := range merged.Collections {
+			got = append(got, fmt.Sprintf("{%s %d}", collection.NS, collection.ReadUpTo.T))
+		}
+		slices.Sort(got)
+		if fmt.Sprint(got) != c.want || merged.PipelineHash != c.hash {
+			t.Errorf("%v: %v with the hash %q, want %s with %q", c.hashes, got, merged.PipelineHash, c.want, c.hash)
+		}
 	}
 }
 

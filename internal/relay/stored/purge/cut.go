@@ -28,6 +28,7 @@ const (
 	HoldAhead      Block = "ahead"               // a position is later than the time of the cluster, so it belongs to another history
 	HoldUnread     Block = "unread"              // the collection got its name after a position, so its earlier envelopes are unread
 	HoldReplaced   Block = "replaced"            // another collection has the name now
+	HoldDivided    Block = "configuration"       // the slots of a watcher have different configurations, so one may not read the collection
 )
 
 // holdTexts explains the reasons, with placeholders for the namespace and the slot.
@@ -42,6 +43,8 @@ var holdTexts = map[Block]string{
 		"so it does not show which envelopes were delivered",
 	HoldUnread: "watcher document {slot} has not read the rename that gave the collection its name, " +
 		"so its earlier envelopes are not delivered yet",
+	HoldDivided: "the streams of its watcher documents include different collections, so {slot} may not have read it; " +
+		"restart every node with the same watch",
 	HoldReplaced: "another collection has its name now, and the watcher has not read that collection yet",
 }
 
@@ -59,6 +62,7 @@ func (e *HeldError) Error() string {
 
 // Cut is the boundary up to which a collection may be purged.
 type Cut struct {
+	UUID     [16]byte       // of the collection, or zero if it is not known
 	Before   bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
 	Position bson.Timestamp // the earliest position
 	Slot     string         // the watcher document with the earliest position
@@ -86,6 +90,7 @@ type slotPosition struct {
 	ID          string         `bson:"_id"`
 	ClusterTime bson.Timestamp `bson:"clusterTime"`
 	Gap         bson.RawValue  `bson:"gap"`
+	Stream      string         `bson:"pipelineHash"`
 	of          int            // number of slots of the watcher, from the id
 }
 
@@ -109,7 +114,7 @@ func readPositions(ctx context.Context, state state.Database) (*positions, error
 	}
 
 	coll := mongodb.Majority(state.Collection("watchers"))
-	fields := options.Find().SetProjection(mongodb.Fields("clusterTime", "gap"))
+	fields := options.Find().SetProjection(mongodb.Fields("clusterTime", "gap", "pipelineHash"))
 	docs, err := mongodb.FindAll[slotPosition](ctx, coll, "reading the positions of the watchers", bson.D{}, fields)
 	if err != nil {
 		return nil, err
@@ -140,7 +145,7 @@ func (w *positions) Cut(outbox outboxes.Outbox, keep time.Duration) (Cut, error)
 		return held("", HoldUnclaimed)
 	}
 
-	earliest := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
+	earliest := Cut{UUID: outbox.UUID, Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
 	for _, claim := range claims {
 		name, seen := claim.Watcher, make(map[int]int)
 		earliest.IrregularIDs = earliest.IrregularIDs || claim.IrregularIDs
@@ -153,6 +158,8 @@ func (w *positions) Cut(outbox outboxes.Outbox, keep time.Duration) (Cut, error)
 				return held(s.ID, HoldGap)
 			case time.Unix(int64(s.ClusterTime.T), 0).After(w.now.Add(maxAhead)):
 				return held(s.ID, HoldAhead)
+			case s.Stream != w.slots[name][0].Stream:
+				return held(s.ID, HoldDivided)
 			case claim.Away(), s.ClusterTime.Before(claim.Seen):
 				return held(s.ID, HoldUnread)
 			case s.ClusterTime.Before(earliest.Before):

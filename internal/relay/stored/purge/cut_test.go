@@ -33,7 +33,7 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	at := bson.Timestamp{T: 10_000, I: 5}
 	setPosition(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
 	cuts := NewCuts(state, 1500*time.Millisecond)
-	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{Before: bson.Timestamp{T: 9998, I: 5}, Position: at, Slot: "w/0of1"}) {
+	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{UUID: o.UUID, Before: bson.Timestamp{T: 9998, I: 5}, Position: at, Slot: "w/0of1"}) {
 		t.Fatalf("%+v, %v", cut, err)
 	}
 
@@ -100,12 +100,12 @@ func TestCountPurgeableAgreesWithThePurge(t *testing.T) {
 		t.Fatalf("with irregular ids: %+v, %v", n, err)
 	}
 
-	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 8)
+	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut, 8)
 	// Four of the eight envelopes are scheduled, or have a list of times.
 	if err != nil || !first.More || first.Deleted != 4 {
 		t.Fatalf("%+v, %v", first, err)
 	}
-	rest, err := PurgeBatch(t.Context(), coll, first.Upto, cut.Before, 100)
+	rest, err := PurgeBatch(t.Context(), coll, first.Upto, cut, 100)
 	if err != nil || rest.More || rest.Deleted != 8 {
 		t.Fatalf("%+v, %v", rest, err)
 	}
@@ -157,6 +157,72 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 		if errors.As(err, &held) && held.Hold == HoldAhead != c.hold || (err != nil) != c.hold {
 			t.Errorf("a position %d s from now: %v", int64(c.at)-int64(now), err)
 		}
+	}
+}
+
+// TestN25_SlotsWithDifferentConfigurationsPurgeNothing: during a rolling change of `watch`, one of them may not read the collection yet.
+func TestN25_SlotsWithDifferentConfigurationsPurgeNothing(t *testing.T) {
+	t.Parallel()
+	state := state.Of(newDatabase(t))
+	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{}); err != nil {
+		t.Fatal(err)
+	}
+	position := func(slot, hash string) {
+		t.Helper()
+		setPosition(t, state, slot, bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 100, I: 1}}, {Key: "pipelineHash", Value: hash}})
+	}
+	position("w/0of2", "new")
+	position("w/1of2", "old")
+	var held *HeldError
+	if _, err := NewCuts(state, time.Second).Of(t.Context(), o); !errors.As(err, &held) || held.Hold != HoldDivided {
+		t.Errorf("the slots have different configurations: %v", err)
+	}
+	position("w/1of2", "new")
+	if _, err := NewCuts(state, time.Second).Of(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestN25_ACollectionThatGetsTheNameDuringAPurgeStays: its envelopes may be unread, and a rename may come at any moment.
+func TestN25_ACollectionThatGetsTheNameDuringAPurgeStays(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	coll := db.Collection("outbox")
+	old := bson.NewObjectIDFromTimestamp(time.Unix(10, 0))
+	for _, name := range []string{"outbox", "other"} {
+		if _, err := db.Collection(name).InsertMany(t.Context(), []any{
+			bson.D{{Key: "_id", Value: "stamped"}, {Key: "ts", Value: bson.Timestamp{T: 10, I: 1}}}, bson.D{{Key: "_id", Value: old}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := outboxes.ListOutboxes(t.Context(), db.Client(), func(_, coll []byte) bool { return string(coll) == "outbox" }, db.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	now := bson.Timestamp{T: uint32(time.Now().Add(time.Hour).Unix())}
+	cut := Cut{UUID: list[0].UUID, Before: bson.Timestamp{T: 100}, Position: now}
+	candidates := &Candidates{}
+	if err := candidates.read(t.Context(), coll, cut); err != nil || candidates.Len() == 0 {
+		t.Fatalf("%d candidates, %v", candidates.Len(), err)
+	}
+
+	if err := db.Client().Database("admin").RunCommand(t.Context(), bson.D{
+		{Key: "renameCollection", Value: db.Name() + ".other"}, {Key: "to", Value: db.Name() + ".outbox"}, {Key: "dropTarget", Value: true},
+	}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var held *HeldError
+	if _, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut, 10); !errors.As(err, &held) || held.Hold != HoldReplaced {
+		t.Errorf("the purge of stamped envelopes: %v", err)
+	}
+	held = nil
+	if _, err := candidates.purge(t.Context(), coll, cut, 10); !errors.As(err, &held) || held.Hold != HoldReplaced {
+		t.Errorf("the purge of others: %v", err)
+	}
+	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 2 {
+		t.Errorf("%d envelopes are left, %v", n, err)
 	}
 }
 

@@ -75,7 +75,7 @@ func (l Loop) Run(ctx context.Context) (total int64, err error) {
 	var after bson.Timestamp
 	for more := true; more; {
 		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
-			purged, err := PurgeBatch(ctx, l.Coll, after, cut.Before, l.Size())
+			purged, err := PurgeBatch(ctx, l.Coll, after, cut, l.Size())
 			after, more = purged.Upto, purged.More
 			total += purged.Deleted
 			return purged.Deleted, err

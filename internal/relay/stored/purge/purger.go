@@ -244,13 +244,19 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	return total, nil
 }
 
-// forgetUnwatched forgets the candidates and failures of collections that are not watched any more, and divides the limit
-// of ids between the others.
+// forgetUnwatched forgets the collections that are not watched any more, and divides the limit of ids between the others.
 func (p *Purger) forgetUnwatched(watched []outboxes.Outbox) {
+	isWatched := map[[16]byte]bool{}
+	for _, o := range watched {
+		isWatched[o.UUID] = true
+	}
 	for uuid := range p.candidates {
-		if !slices.ContainsFunc(watched, func(outbox outboxes.Outbox) bool { return outbox.UUID == uuid }) {
-			delete(p.candidates, uuid)
+		if !isWatched[uuid] {
 			p.forgetFailure(uuid)
+			delete(p.candidates, uuid)
+			delete(p.idle, uuid)
+			delete(p.recorded, uuid)
+			delete(p.loggedHolds, uuid)
 		}
 	}
 	for _, o := range watched {
@@ -289,7 +295,7 @@ func (p *Purger) logHold(ctx context.Context, outbox outboxes.Outbox, held *Held
 	p.loggedHolds[outbox.UUID] = *held
 
 	level := slog.LevelWarn
-	normal := []Block{HoldNoPosition, HoldGap, HoldUnread}
+	normal := []Block{HoldNoPosition, HoldGap, HoldUnread, HoldDivided}
 	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}

@@ -20,14 +20,14 @@ type Purged struct {
 	More    bool           // there may be more before the cut
 }
 
-// PurgeBatch removes about n envelopes with stamps in (start, end), the oldest first. It removes all envelopes
+// PurgeBatch removes about n envelopes with stamps after start and before the cut, the oldest first. It removes all envelopes
 // that share the last stamp, so it may remove more. It leaves out scheduled envelopes, so it may remove fewer, or none.
 //
 // It reads the n-th stamp from the index on ts and deletes the range up to this stamp. That costs the server less than a
 // list of n ids. The deletion contains the conditions of the purge itself. The deletion waits for the majority, so the deletions do not delay the majority
 // writes of services.
-func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Timestamp, n int) (Purged, error) {
-	upto, more, err := readNthStamp(ctx, coll, start, end, n)
+func PurgeBatch(ctx context.Context, coll *mongo.Collection, start bson.Timestamp, cut Cut, n int) (Purged, error) {
+	upto, more, err := readNthStamp(ctx, coll, start, cut.Before, n)
 	if err != nil {
 		return Purged{}, mongodb.DescribeError(err, "looking for envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
@@ -38,11 +38,40 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, start, end bson.Tim
 		bound = "$lt"
 	}
 	within := envelope.Stamped(bson.E{Key: "$gt", Value: start}, bson.E{Key: bound, Value: upto})
-	res, err := mongodb.Majority(coll).DeleteMany(ctx, outboxes.WithoutDueAt(within))
+	deleted, err := cut.deleteMany(ctx, coll, outboxes.WithoutDueAt(within), nil)
 	if err != nil {
-		return Purged{}, mongodb.DescribeError(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
+		return Purged{}, err
 	}
-	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
+	return Purged{Deleted: deleted, Upto: upto, More: more}, nil
+}
+
+// deleteMany removes the documents that match, and returns their number. hint is the name of an index, or nil.
+func (c Cut) deleteMany(ctx context.Context, coll *mongo.Collection, filter bson.D, hint any) (int64, error) {
+	statement := bson.D{{Key: "q", Value: filter}, {Key: "limit", Value: 0}}
+	if hint != nil {
+		statement = append(statement, bson.E{Key: "hint", Value: hint})
+	}
+	ns := mongodb.Namespace(coll)
+	deleted, err := c.write(ctx, coll, bson.D{{Key: "delete", Value: coll.Name()}, {Key: "deletes", Value: bson.A{statement}}})
+	return deleted, mongodb.DescribeError(err, "purging "+ns, "remove", ns)
+}
+
+// write runs a delete or update command with the majority write concern, and returns how many documents it has found. A rename may give the
+// name to another collection at any time, whose envelopes are not delivered. So the server compares the UUID (N25): the error is then a
+// [*HeldError].
+func (c Cut) write(ctx context.Context, coll *mongo.Collection, command bson.D) (int64, error) {
+	command = append(command, bson.E{Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}, {Key: "j", Value: true}}})
+	if c.UUID != [16]byte{} {
+		command = append(command, bson.E{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: c.UUID[:]}})
+	}
+	var result struct {
+		N int64 `bson:"n"`
+	}
+	err := coll.Database().RunCommand(ctx, command).Decode(&result)
+	if mongodb.HasCode(err, mongodb.CodeCollectionUUIDMismatch) {
+		return 0, &HeldError{NS: mongodb.Namespace(coll), Hold: HoldReplaced}
+	}
+	return result.N, err
 }
 
 // readNthStamp returns the n-th stamp in (start, end) and true. If there are fewer, it returns end and false. It

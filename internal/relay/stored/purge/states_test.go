@@ -49,7 +49,7 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 	if n, _, err := outboxes.CountDue(t.Context(), coll, slot.Range{}, 100); err != nil || n != 0 {
 		t.Errorf("%d scheduled envelopes, %v", n, err)
 	}
-	if p, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, bson.Timestamp{T: 200}, 1000); err != nil || p.Deleted != int64(len(docs)) {
+	if p, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, Cut{Before: bson.Timestamp{T: 200}}, 1000); err != nil || p.Deleted != int64(len(docs)) {
 		t.Errorf("%d of %d purged, %v", p.Deleted, len(docs), err)
 	}
 }
@@ -64,7 +64,7 @@ func TestN25_AnEnvelopeWithADueTimeIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, bson.Timestamp{T: 200}, 1000); err != nil || p.Deleted != 0 {
+	if p, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, Cut{Before: bson.Timestamp{T: 200}}, 1000); err != nil || p.Deleted != 0 {
 		t.Errorf("%d purged, %v", p.Deleted, err)
 	}
 }

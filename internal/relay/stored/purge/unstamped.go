@@ -167,22 +167,23 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 	filter := func(ids []bson.RawValue) bson.D {
 		return outboxes.WithoutDueAt(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, outboxes.Unstamped())
 	}
-	ns := mongodb.Namespace(coll)
 	if part := c.expired[:min(n, len(c.expired))]; len(part) > 0 {
-		res, err := mongodb.Majority(coll).DeleteMany(ctx, filter(part), options.DeleteMany().SetHint(outboxes.PickedByID))
+		deleted, err := cut.deleteMany(ctx, coll, filter(part), outboxes.PickedByID)
 		if err != nil {
-			return 0, mongodb.DescribeError(err, "purging "+ns, "remove", ns)
+			return 0, err
 		}
 		c.expired = c.expired[len(part):]
 		c.noteDrained()
-		return res.DeletedCount, nil
+		return deleted, nil
 	}
 
 	part := c.timeless[:min(n, len(c.timeless))]
 	// The retention of an envelope without a time in its id counts from this stamp.
 	stamp := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "ts", Value: "$$CLUSTER_TIME"}}}}}
-	_, err = mongodb.Majority(coll).UpdateMany(ctx, filter(part), stamp, options.UpdateMany().SetHint(outboxes.PickedByID))
+	update := bson.D{{Key: "q", Value: filter(part)}, {Key: "u", Value: stamp}, {Key: "multi", Value: true}, {Key: "hint", Value: outboxes.PickedByID}}
+	_, err = cut.write(ctx, coll, bson.D{{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{update}}})
 	if err != nil {
+		ns := mongodb.Namespace(coll)
 		return 0, mongodb.DescribeError(err, "stamping the delivered envelopes of "+ns, "update", ns)
 	}
 	c.timeless = c.timeless[len(part):]
