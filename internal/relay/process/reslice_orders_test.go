@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 )
@@ -36,6 +38,10 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	skip := lease.Skip{NS: b.db.Name() + ".outbox", At: bson.Timestamp{T: uint32(time.Now().Add(time.Hour).Unix())}}
+	if err := lease.RequestSkip(t.Context(), b.state.Collection("watchers"), "default/3of4", skip, 0); err != nil {
+		t.Fatal(err)
+	}
 	rep, err := b.reslice(2)
 	if err != nil || !rep.Done {
 		t.Fatalf("%+v, %v", rep, err)
@@ -52,6 +58,8 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 	}
 	if c := orders("1of2"); c.Paused || c.Pin != "a" || c.StepDownNode != "a" || time.Until(c.StepDownUntil) < 50*time.Minute {
 		t.Errorf("the orders to slot 1of2 are %+v, want a pin to a and its step-down", c)
+	} else if len(c.Skips) != 1 || !c.Skips[0].IsSame(skip) {
+		t.Errorf("slot 1of2 passes over %+v, want the event of 3of4", c.Skips)
 	}
 	b.start("slots=2", "node=b")
 	b.waitWatchers("the slot that is not paused runs", func(now map[string]admin.SlotStatus) bool { return now["1of2"].Owner != "" })

@@ -71,8 +71,10 @@ func (r *run) openCursor(ctx context.Context) (*cursor, error) {
 		return nil, err
 	}
 
-	if r.position.Token.Data() != "" {
-		cursor.dropThrough = r.position
+	for _, position := range []resume.Position{r.delivered, r.position} {
+		if position.Token.Data() != "" && position.Compare(cursor.dropThrough) > 0 {
+			cursor.dropThrough = position
+		}
 	}
 	cursor.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.pace.batchSize))
 	return cursor, nil

@@ -46,6 +46,9 @@ type run struct {
 	byTime    bool
 	startTime bson.Timestamp
 
+	// delivered is a position of another stream, up to which the events of this one were sent to the caller too (N23).
+	delivered resume.Position
+
 	// checkpointHash and checkpointUUID are checked at the first opening (N23).
 	checkpointHash string
 	checkpointUUID [16]byte
@@ -147,6 +150,8 @@ func (r *run) verifyCheckpoint(ctx context.Context) error {
 	timestamp, ok := r.position.Time()
 	if why != "" && ok && !r.byTime {
 		r.startAt(timestamp)
+		// The stream need not contain the event of the token, so no position of the stream may have it.
+		r.delivered, r.position.Token = r.position.Clone(), nil
 		r.stream.cfg.Log.Info("starting by time instead of by token", "error", why, "cluster_time", timestamp.T)
 	}
 	return nil

@@ -43,12 +43,18 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 		return r.Schedules.NoteExisting(ctx, added.Outboxes)
 	}
 
+	claims, err := r.Collections.Registrations(ctx)
+	if err != nil {
+		return err
+	}
+
 	r.Log.Warn("the configuration names further collections; sweeping them", "collections", names)
 	sweep := &sweep.Sweep{
 		Client:      r.Calls.Client,
 		Collections: added.Outboxes,
 		From:        added.To,
 		ReadUpTo:    added.ReadUpTo,
+		Claims:      outboxes.ByUUID(claims),
 		OldIDs:      r.sweepsOldIDs(),
 		To:          added.To,
 		Margin:      margin,
@@ -61,6 +67,9 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 		return err
 	}
 	r.Dispatcher.Flush()
+	if err := r.warnOfOldIDs(ctx, sweep); err != nil {
+		return err
+	}
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "added"},
 		{Key: "collections", Value: names},

@@ -217,9 +217,9 @@ func (p *Plan) PlanSweep(
 }
 
 // ResumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
-// ordered. began is a cluster time before the collections were listed.
+// ordered. began is a cluster time before the collections were listed. The earlier owner did not sweep the added collections.
 func (p *Plan) ResumeGap(
-	ctx context.Context, doc *lease.Document, update lease.Update, began bson.Timestamp,
+	ctx context.Context, doc *lease.Document, update lease.Update, began bson.Timestamp, added Added,
 ) (changes.Start, error) {
 	if doc.Gap.To.IsZero() {
 		update.GapSince = doc.Gap.Since
@@ -233,6 +233,9 @@ func (p *Plan) ResumeGap(
 		}
 	}
 	p.gap = &lostStretch{Gap: *doc.Gap}
+	if len(added.Outboxes) > 0 {
+		p.gap.Cursor = bson.Timestamp{}
+	}
 	p.Log.Info("continuing the sweep of an earlier owner", "reason", p.gap.Reason,
 		"from", p.gap.From.T, "to", p.gap.To.T, "cursor", p.gap.Cursor.T)
 	return changes.Start{At: &p.gap.To}, nil
@@ -325,7 +328,7 @@ func (r *Recovery) sweepsOldIDs() bool { return r.Config.Retention > 0 }
 
 // warnOfOldIDs logs how to deliver the ids that the sweep has left out, unless an operator has limited the sweep.
 func (r *Recovery) warnOfOldIDs(ctx context.Context, sweep *sweep.Sweep) error {
-	if sweep.OldIDs || r.gap.Reason == lease.GapRequested {
+	if sweep.OldIDs || r.gap != nil && r.gap.Reason == lease.GapRequested {
 		return nil
 	}
 
@@ -335,8 +338,8 @@ func (r *Recovery) warnOfOldIDs(ctx context.Context, sweep *sweep.Sweep) error {
 		return err
 	})
 	if leavesOut {
-		r.Log.Warn("the sweep leaves out envelopes without ts whose ids are much older than the gap; if such envelopes were inserted in the gap, "+
-			"deliver them with outrelay recover --from TIME, the time of the oldest such id", "from", r.gap.From.T, "to", r.gap.To.T)
+		r.Log.Warn("the sweep leaves out envelopes without ts whose ids are much older; if such envelopes were inserted since the collection was read, "+
+			"deliver them with outrelay recover --from TIME, the time of the oldest such id", "from", sweep.From.T, "to", sweep.To.T)
 	}
 	return err
 }

@@ -151,6 +151,9 @@ func (r *Recovery) sweepRenamed(
 	}
 
 	r.Dispatcher.Flush()
+	if err := r.warnOfOldIDs(ctx, sweep); err != nil {
+		return err
+	}
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "renamed"},
 		{Key: "collection", Value: outbox.NS()},

@@ -425,7 +425,7 @@ type slotOrders struct {
 // inheritOrders derives the orders from the orders for the old slots (N28). Each new slot considers
 // the old slots with some of its keys. It stays paused if an operator had paused any of them. It
 // avoids the node that has to stay away longest. It keeps a pin if all of them were pinned to the
-// same node.
+// same node. It passes over the events that one of them had to pass over.
 func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 	orders := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Ranges(r.Slots)}
 	for _, p := range orders.parts {
@@ -447,6 +447,13 @@ func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 		}
 		if slices.ContainsFunc(had, func(document lease.Document) bool { return document.Control.Pin != control.Pin }) {
 			control.Pin = ""
+		}
+		for _, d := range had {
+			for _, skip := range d.Control.Skips {
+				if !slices.ContainsFunc(control.Skips, skip.IsSame) {
+					control.Skips = append(control.Skips, skip)
+				}
+			}
 		}
 		orders.controls[p.ID(orders.watcher)] = control
 

@@ -119,7 +119,9 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		},
 	}
 	pump := pipeline.NewPump(build, feed, pipeline.PumpConfig{
-		Term:         &streamEvents{recovery: recovery, collections: t.collections, indexes: t.indexes, held: t.held, calls: t.calls},
+		Term: &streamEvents{
+			recovery: recovery, collections: t.collections, indexes: t.indexes, held: t.held, progress: t.progress, calls: t.calls,
+		},
 		Collections:  t.collections.Claimed,
 		Swept:        skip,
 		RereadUntil:  until,
@@ -169,6 +171,8 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 		d.pump.ForgetDrainedSlots()
 	} else if err := d.recovery.SweepAdded(ctx, d.start.added); err != nil {
 		return err
+	} else {
+		d.start.noteSwept(d.recovery.Skip.Bounds())
 	}
 	d.start.added = gap.Added{}
 
@@ -314,6 +318,7 @@ type streamEvents struct {
 	collections *watched.Collections
 	indexes     *indexKeeper
 	held        *lease.Held
+	progress    *progress
 	calls       *readiness.Calls
 }
 
@@ -324,11 +329,20 @@ func (e *streamEvents) HandleDDL(ctx context.Context, ev *changes.Event) error {
 	if err := e.recovery.HandleDDL(ctx, ev); err != nil || ev.Op != changes.Rename {
 		return err
 	}
+	// The stream contains the renames of all collections.
+	scope := e.recovery.Scope
+	if !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) {
+		return nil
+	}
 	return e.saveCollections(ctx)
 }
 
-// saveCollections saves the collections of the stream. A collection that is not saved counts as new after a change of the configuration.
+// saveCollections saves the collections of the stream. A collection that is not saved counts as new after a change of the configuration. While
+// the document describes an earlier stream, the description is saved with the position (N27).
 func (e *streamEvents) saveCollections(ctx context.Context) error {
+	if e.progress.undescribed.Load() {
+		return nil
+	}
 	list := e.collections.CollectionIdentities()
 	return e.held.Save(ctx, lease.Update{Collections: &list})
 }

@@ -50,6 +50,10 @@ func (s *startPoint) chooseStart(
 	s.from = doc.Position()
 	if at, ok := s.from.Time(); ok {
 		outboxes, readUpTo := s.collections.CompareWatched(doc.Collections, at)
+		if doc.PipelineHash != hash {
+			// The stream is opened by time, because it may not contain the event of the token. So no event is read again after the token (N23).
+			s.from = resume.Position{ClusterTime: at}
+		}
 		// A position of another publisher comes without collections. With the same pipeline, the stream includes new collections.
 		if doc.PipelineHash != lease.AdoptedHash && doc.PipelineHash != hash {
 			s.added = gap.Added{Outboxes: outboxes, ReadUpTo: readUpTo, To: at}
@@ -65,10 +69,10 @@ func (s *startPoint) chooseStart(
 			s.from = resume.Position{ClusterTime: began}
 			update.Checkpoint.Position = s.from
 		}
-		return s.plan.ResumeGap(ctx, doc, update, began)
+		return s.plan.ResumeGap(ctx, doc, update, began, s.added)
 	}
 	if !s.from.IsZero() {
-		start := changes.Start{Position: s.from, PipelineHash: doc.PipelineHash}
+		start := changes.Start{Position: doc.Position(), PipelineHash: doc.PipelineHash}
 		for _, c := range doc.Collections {
 			known := changes.KnownCollection{NS: c.NS}
 			copy(known.UUID[:], c.UUID.Data)
@@ -175,6 +179,16 @@ func (s *startPoint) saveDescription(ctx context.Context) {
 	}
 	s.unsavedDescription = nil
 	s.progress.undescribed.Store(false)
+}
+
+// noteSwept adds the bounds of a sweep that precedes the stream to the description. An owner that starts within them flags the envelopes that
+// the stream brings again (N27).
+func (s *startPoint) noteSwept(end, until bson.Timestamp) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unsavedDescription != nil && !end.IsZero() {
+		s.unsavedDescription.Swept = &lease.Swept{To: end, Until: until}
+	}
 }
 
 // forgetDrainedSlotsLocked removes the drained slots from the document once the position has

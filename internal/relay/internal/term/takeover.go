@@ -101,7 +101,7 @@ func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registrat
 	}); err != nil {
 		return err
 	}
-	claims, err := t.collections.ForgetClaims(ctx, t.start.added.Outboxes, claims)
+	claims, err := t.collections.ReclaimCollections(ctx, t.start.added.Outboxes, claims)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@
 package watched
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -43,10 +44,10 @@ type Collections struct {
 	Claimed map[[16]byte]bool
 
 	irregular map[[16]byte]bool // collections that this term has marked; for the pump's goroutine
-	removed   []lease.Collection
 
 	mu       sync.Mutex
-	listed   []outboxes.Outbox // as they were listed last
+	listed   []outboxes.Outbox  // as they were listed last
+	left     []lease.Collection // that this slot has read and that are not listed, with the time up to which it has read them
 	reported []outboxes.Finding
 }
 
@@ -217,9 +218,13 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (o
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// An earlier collection with this name is gone.
-	others := slices.DeleteFunc(c.listed, func(box outboxes.Outbox) bool { return box.NS() == outbox.NS() })
-	c.listed = append(others, outbox)
+	// A collection that the stream has brought before is not listed any more, because the stream has brought its end too. So another
+	// collection with this name is a later one: it was listed when it existed, and ev is from before.
+	isSame := func(box outboxes.Outbox) bool { return box.NS() == outbox.NS() }
+	if i := slices.IndexFunc(c.listed, isSame); i >= 0 && c.listed[i].Identified() {
+		return outbox, nil
+	}
+	c.listed = append(slices.DeleteFunc(c.listed, isSame), outbox)
 	c.Log.Info("a new collection is watched", "collection", outbox.NS())
 	return outbox, nil
 }
@@ -237,6 +242,7 @@ func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) e
 		}
 		return gone
 	})
+	c.left = withoutUUID(c.left, uuid)
 	c.mu.Unlock()
 	if uuid == [16]byte{} {
 		return nil
@@ -246,20 +252,27 @@ func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) e
 	return c.Calls.RetryCall(ctx, func(ctx context.Context) error { return c.Registry.Release(ctx, uuid, c.Watcher) })
 }
 
-// ForgetGone removes the claims of collections that do not exist any more: their drops happened while nobody read the
-// stream. It costs one call for each database with a claim that is not in the list. If a database cannot be listed, its
-// claims stay. It may run concurrently with the pump.
+// ForgetGone removes collections that do not exist any more from the registry and from the collections that were read: their drops
+// happened while nobody read the stream. It costs one call for each database with such a collection that is not in the list. If a database
+// cannot be listed, its collections stay. It may run concurrently with the pump.
 func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registration) {
-	listed := map[[16]byte]bool{}
-	for _, o := range c.WatchedOutboxes() {
-		listed[o.UUID] = true
-	}
 	missing := map[string][][16]byte{}
-	for uuid, claim := range outboxes.ByUUID(claims) {
-		if db, _, ok := strings.Cut(claim.NS, "."); ok && !listed[uuid] {
+	note := func(ns string, uuid [16]byte) {
+		if db, _, ok := strings.Cut(ns, "."); ok && !slices.Contains(missing[db], uuid) {
 			missing[db] = append(missing[db], uuid)
 		}
 	}
+	listed := c.listedUUIDs()
+	for uuid, claim := range outboxes.ByUUID(claims) {
+		if !listed[uuid] {
+			note(claim.NS, uuid)
+		}
+	}
+	c.mu.Lock()
+	for _, collection := range c.left {
+		note(collection.NS, [16]byte(collection.UUID.Data))
+	}
+	c.mu.Unlock()
 
 	forgotten := 0
 	for db, uuids := range missing {
@@ -269,6 +282,9 @@ func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registra
 			if err != nil || exist[uuid] {
 				continue
 			}
+			c.mu.Lock()
+			c.left = withoutUUID(c.left, uuid)
+			c.mu.Unlock()
 			if err = c.Registry.Release(call, uuid, c.Watcher); err == nil {
 				forgotten++
 			}
@@ -286,9 +302,18 @@ func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registra
 	}
 }
 
-// LeaveCollection stores in the registry up to where a collection was read that loses its watched
-// name with the rename ev.
+// LeaveCollection stores up to where a collection was read that loses its watched name with the rename ev.
 func (c *Collections) LeaveCollection(ctx context.Context, ev *changes.Event) error {
+	if ev.HasUUID {
+		c.mu.Lock()
+		c.listed = slices.DeleteFunc(c.listed, func(outbox outboxes.Outbox) bool { return outbox.UUID == ev.UUID })
+		c.left = append(withoutUUID(c.left, ev.UUID), lease.Collection{
+			NS:       string(ev.ToDB) + "." + string(ev.ToColl),
+			UUID:     bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(ev.UUID[:])},
+			ReadUpTo: ev.ClusterTime,
+		})
+		c.mu.Unlock()
+	}
 	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
 		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
 	})
@@ -323,21 +348,25 @@ func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error
 }
 
 // CompareWatched returns the listed collections that are not in before, the collections of the stream up to position, and the times up to
-// which an even earlier stream has read them, or zero. A collection that the configuration does not name any more stays in the watcher
-// document, with its time: a later configuration may name it again.
+// which an even earlier stream has read them, or zero. A collection that is not listed stays in the watcher document: a rename or the
+// configuration may give it a watched name again. If no name of the configuration matches it, position is the time up to which it was read.
 func (c *Collections) CompareWatched(before []lease.Collection, position bson.Timestamp) (added []outboxes.Outbox, readUpTo map[string]bson.Timestamp) {
+	listed := c.listedUUIDs()
 	known := map[[16]byte]lease.Collection{}
+	c.mu.Lock()
 	for _, collection := range before {
-		known[[16]byte(collection.UUID.Data)] = collection
-		db, coll, _ := strings.Cut(collection.NS, ".")
-		if c.Scope.Matches([]byte(db), []byte(coll)) {
+		uuid := [16]byte(collection.UUID.Data)
+		known[uuid] = collection
+		if listed[uuid] {
 			continue
 		}
-		if collection.ReadUpTo.IsZero() {
+		db, coll, _ := strings.Cut(collection.NS, ".")
+		if collection.ReadUpTo.IsZero() && !c.Scope.Matches([]byte(db), []byte(coll)) {
 			collection.ReadUpTo = position
 		}
-		c.removed = append(c.removed, collection)
+		c.left = append(withoutUUID(c.left, uuid), collection)
 	}
+	c.mu.Unlock()
 
 	readUpTo = map[string]bson.Timestamp{}
 	for _, outbox := range c.WatchedOutboxes() {
@@ -350,17 +379,26 @@ func (c *Collections) CompareWatched(before []lease.Collection, position bson.Ti
 	return added, readUpTo
 }
 
-// ForgetClaims removes the claims of added collections, and returns the others. The next claim of a collection has the present time, so the
-// purge waits until the position has passed the sweep.
-func (c *Collections) ForgetClaims(ctx context.Context, added []outboxes.Outbox, claims []outboxes.Registration) ([]outboxes.Registration, error) {
+// ReclaimCollections claims added collections as if they had just got their names, and returns the other claims. So the purge waits until the
+// position has passed the sweep.
+func (c *Collections) ReclaimCollections(ctx context.Context, added []outboxes.Outbox, claims []outboxes.Registration) ([]outboxes.Registration, error) {
+	if len(added) == 0 {
+		return claims, nil
+	}
+	now, err := c.Calls.OperationTime(ctx)
+	if err != nil {
+		return nil, err
+	}
+
 	of := outboxes.ByUUID(claims)
 	for _, outbox := range added {
 		if _, known := of[outbox.UUID]; !known {
 			continue
 		}
-		if err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
-			return c.Registry.Release(ctx, outbox.UUID, c.Watcher)
-		}); err != nil {
+		err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+			return c.Registry.SeeAgain(ctx, outbox.UUID, c.Watcher, now)
+		})
+		if err != nil {
 			return nil, err
 		}
 		delete(of, outbox.UUID)
@@ -368,15 +406,33 @@ func (c *Collections) ForgetClaims(ctx context.Context, added []outboxes.Outbox,
 	return slices.Collect(maps.Values(of)), nil
 }
 
-// CollectionIdentities returns the watched collections in the form that the watcher document
-// stores.
+// CollectionIdentities returns the collections that this slot has read, in the form that the watcher document stores. It has read the
+// listed ones up to the position.
 func (c *Collections) CollectionIdentities() []lease.Collection {
-	out := slices.Clone(c.removed)
-	for _, o := range c.WatchedOutboxes() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := slices.Clone(c.left)
+	for _, o := range c.listed {
 		if o.Identified() {
 			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}
-			out = append(out, lease.Collection{NS: o.NS(), UUID: uuid})
+			out = append(withoutUUID(out, o.UUID), lease.Collection{NS: o.NS(), UUID: uuid})
 		}
 	}
 	return out
+}
+
+// listedUUIDs returns the UUIDs of the listed collections.
+func (c *Collections) listedUUIDs() map[[16]byte]bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	listed := make(map[[16]byte]bool, len(c.listed))
+	for _, o := range c.listed {
+		listed[o.UUID] = true
+	}
+	return listed
+}
+
+// withoutUUID removes the collection with the UUID from list.
+func withoutUUID(list []lease.Collection, uuid [16]byte) []lease.Collection {
+	return slices.DeleteFunc(list, func(collection lease.Collection) bool { return bytes.Equal(collection.UUID.Data, uuid[:]) })
 }

@@ -44,6 +44,11 @@ type Skip struct {
 	Size    int            `bson:"size,omitempty"`
 }
 
+// IsSame reports whether both orders are for the same event.
+func (s Skip) IsSame(skip Skip) bool {
+	return s.NS == skip.NS && s.At == skip.At && s.ID.Equal(skip.ID) && s.EventAt == skip.EventAt && s.Size == skip.Size
+}
+
 // stepsDown reports whether node must not run the watcher at the server time now.
 func (c Control) stepsDown(node string, now time.Time) bool {
 	return c.StepDownUntil.After(now) && (c.StepDownNode == "" || c.StepDownNode == node)

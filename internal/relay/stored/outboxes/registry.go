@@ -201,6 +201,13 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, ren
 		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: renamedAt}}}}, bson.E{Key: "$expr", Value: here})
 }
 
+// SeeAgain records that the collection had no name that the watcher reads until the cluster time namedAt.
+func (r *Registry) SeeAgain(ctx context.Context, uuid [16]byte, watcher string, namedAt bson.Timestamp) error {
+	return r.updateEntry(ctx, "recording that a collection got its name again", uuid, watcher, bson.D{
+		{Key: "$set", Value: bson.D{{Key: "seen", Value: namedAt}}}, {Key: "$unset", Value: bson.D{{Key: "left", Value: ""}}},
+	})
+}
+
 // MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
 // envelope without a stamp.
 func (r *Registry) MarkIrregularIDs(ctx context.Context, uuid [16]byte, watcher string) error {
