@@ -44,7 +44,7 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 			addHandler(t, healthy, "counted", k.insertInto("effects"))
 			k.start(healthy)
 			lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
-			addHandler(t, lonely, "counted", cut.insertInto("effects"))
+			addHandler(t, lonely, "counted", cut.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 100}))
 			k.start(lonely)
 			each := func(n int) func(context.Context) bool {
 				return func(context.Context) bool {
