@@ -54,6 +54,12 @@ func IsRejection(err error) bool {
 	return errors.As(err, &server) && !mongo.IsNetworkError(err) && !mongo.IsTimeout(err) && !HasCode(err, environment...)
 }
 
+// IsRetried reports whether the driver may repeat the command that failed with err.
+func IsRetried(err error) bool {
+	failed, ok := errors.AsType[driver.Error](err)
+	return ok && failed.RetryableRead()
+}
+
 // PrivilegeError is the error of a command that the user may not run.
 type PrivilegeError struct {
 	Action string // as roles name it, such as createIndex

@@ -3,10 +3,12 @@ package consumer_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack"
@@ -25,7 +27,12 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 			stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
 			app, own := stacktest.Name(t), options.Client().ApplyURI(stack.MongoURI())
 			k := newKit(t, 2, own)
-			cut := newKitOf(k, own, options.Client().SetAppName(app))
+			var connections atomic.Int64
+			cut := newKitOf(k, own, options.Client().SetAppName(app).SetPoolMonitor(&event.PoolMonitor{Event: func(e *event.PoolEvent) {
+				if e.Type == event.ConnectionCreated {
+					connections.Add(1)
+				}
+			}}))
 			left := make(chan struct{}, 10)
 			hook := consumer.WithErrorHook(func(_ context.Context, err error) {
 				k.logError(err)
@@ -37,7 +44,7 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 			addHandler(t, healthy, "counted", k.insertInto("effects"))
 			k.start(healthy)
 			lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
-			addHandler(t, lonely, "counted", cut.insertInto("effects"))
+			addHandler(t, lonely, "counted", cut.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 100}))
 			k.start(lonely)
 			each := func(n int) func(context.Context) bool {
 				return func(context.Context) bool {
@@ -52,7 +59,12 @@ func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 			})
 			all := newMessages(8, 32)
 			k.publish(all[:16]...)
+			connections.Store(0)
+			began := time.Now()
 			k.waitFor("the member to leave", left)
+			if n, took := connections.Load(), time.Since(began); float64(n) > 50+50*took.Seconds() {
+				t.Errorf("the member opened %d connections to MongoDB in %v", n, took)
+			}
 			k.waitUntil("the other member to have both partitions", each(2))
 			k.waitCount("effects", 16)
 

@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/service/consuming"
 	"github.com/outrelay/outrelay/internal/service/rates"
 	"github.com/outrelay/outrelay/pkg/telemetry"
@@ -99,7 +100,13 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 		missing = max(missing, l.block)
 		limited, cancel := context.WithTimeout(ctx, reserveTimeout)
 		defer cancel()
-		first, err := l.store.Reserve(limited, l.limit, missing)
+		var first time.Duration
+		err := retry.Do(limited, retry.Reopen, func(ctx context.Context) (err error) {
+			if first, err = l.store.Reserve(ctx, l.limit, missing); !isTransient(err) {
+				return retry.Permanent(err)
+			}
+			return err
+		}, nil)
 		if err != nil {
 			return 0, err
 		}

@@ -388,7 +388,10 @@ func (s *session) commitLoop() {
 			return
 		}
 
-		s.reportTrouble("cannot commit offsets; they are committed again", fmt.Errorf("committing offsets: %w", err))
+		// One lost connection to MongoDB is no trouble: the next attempt follows at once.
+		if backoff.Attempts() > 0 || !isTransient(err) {
+			s.reportTrouble("cannot commit offsets; they are committed again", fmt.Errorf("committing offsets: %w", err))
+		}
 		if backoff.Wait(s.serveCtx) != nil {
 			return
 		}

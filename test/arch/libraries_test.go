@@ -16,7 +16,7 @@ var libraries = []library{
 		"internal/contract/record", "internal/contract/envelope", "pkg/codec", "pkg/event", "internal/contract/routing", "internal/relay/internal/resolved", "internal/relay/internal/pipeline", "internal/kafkawire", "internal/relay/internal/sink", "internal/relay/internal/fence", "internal/base/metrics", "internal/base/logging", "internal/operate/opspage",
 	}, why: "statements on MongoDB live in stages that are about MongoDB"},
 	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/contract/config"}, why: "the parser of connection strings, which the stable part does not export"},
-	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver", in: []string{"internal/mongodb"}, why: "the error of a document that is too large, which the stable part does not export"},
+	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver", in: []string{"internal/mongodb"}, why: "the errors of documents that are too large and of commands that the driver repeats, which the stable part does not export"},
 	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the unstable parts of the driver"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/contract/record", "internal/relay/internal/resolved", "internal/operate/opspage"}, why: "BSON values"},
 	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafkawire", "internal/service/transport", "internal/lab/devstack", "internal/lab/bench", "internal/contract/sasl"}, why: "one package of the relay uses the library; internal/service/transport joins groups with it"},

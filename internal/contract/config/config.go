@@ -37,8 +37,10 @@ type Config struct {
 	State   State    `yaml:"state"`
 	// Watch lists the outbox collections as database.collection. * matches any characters and ? matches
 	// one (tenant_*.outbox). One exact name opens a change stream on the collection, several names in
-	// one database open one on the database, and patterns open one on the cluster. Defaults to
-	// <database of mongodb.uri>.outbox, or *.outbox if the URI names no database.
+	// one database open one on the database, and patterns open one on the cluster. start decides which
+	// events of a collection that is named later are delivered. A collection that is removed and named
+	// again repeats up to five minutes of events, marked as redelivered. Defaults to <database of
+	// mongodb.uri>.outbox, or *.outbox if the URI names no database.
 	Watch []string `yaml:"watch" form:"namespace"`
 	// Start is where a watcher without a position begins. backlog delivers the events in the outbox and
 	// continues from there. now skips them, to switch from another publisher. A time

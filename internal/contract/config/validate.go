@@ -157,10 +157,13 @@ func (c *Config) validateMongo(validator validator) {
 	mongoConfig := &c.MongoDB
 	validator.require("mongodb.uri", mongoConfig.URI.IsZero(), "set the connection string, such as mongodb://host:27017/?replicaSet=rs0")
 	if !mongoConfig.URI.IsZero() && !validator.hasProblem("mongodb.uri") {
-		if found, allowed := findURIProblem(mongoConfig.URI); found != "" {
+		parsed, found, allowed := parseURI(mongoConfig.URI)
+		if found != "" {
 			validator.report("mongodb.uri", found, allowed)
 		}
-		validator.checkURIFiles(mongoConfig.URI)
+		if parsed != nil {
+			validator.checkURIFiles(parsed)
+		}
 		product := findOtherProduct(mongoConfig.URI)
 		validator.check("mongodb.uri", product == "", product, "expected MongoDB 6.0 or later: the relay needs change streams with startAfter, "+
 			"transactions and the oplog, which "+product+" does not have")
@@ -190,17 +193,7 @@ func (c *Config) validateMongo(validator validator) {
 }
 
 // checkURIFiles checks the files of certificates that a connection string names. The driver reads them when it connects.
-func (v validator) checkURIFiles(uri URI) {
-	clean, _ := uri.withoutLogin()
-	// The driver sends a DNS query to parse a mongodb+srv:// URI.
-	if strings.HasPrefix(clean, "mongodb+srv://") {
-		return
-	}
-	parsed, err := connstring.ParseAndValidate(clean)
-	if err != nil {
-		return
-	}
-
+func (v validator) checkURIFiles(parsed *connstring.ConnString) {
 	files := TLS{
 		CA:   parsed.SSLCaFile,
 		Cert: cmp.Or(parsed.SSLClientCertificateKeyFile, parsed.SSLCertificateFile),
@@ -216,40 +209,41 @@ func (v validator) checkURIFiles(uri URI) {
 	}
 }
 
-// findURIProblem checks a connection string without its login. It resolves no name and connects to nothing.
-func findURIProblem(uri URI) (found, allowed string) {
+// parseURI parses a connection string, or returns its problem without the login. It resolves no name and connects to nothing, so the
+// result is nil for a mongodb+srv:// URI too, which the driver parses with a DNS query.
+func parseURI(uri URI) (parsed *connstring.ConnString, found, allowed string) {
 	clean, hadLogin := uri.withoutLogin()
 	if !strings.HasPrefix(clean, "mongodb://") && !strings.HasPrefix(clean, "mongodb+srv://") {
-		return "found a text that is not a connection string", forms["mongodb"].expected
+		return nil, "found a text that is not a connection string", forms["mongodb"].expected
 	}
 
 	// No part of such a login is safe to show: the driver takes the end of a password for a host.
 	if uri.hasUnencodedLogin() {
-		return "found a character in the user name or password that is not percent-encoded",
+		return nil, "found a character in the user name or password that is not percent-encoded",
 			"percent-encode each of : / ? # [ ] @ % there, such as @ as %40 and / as %2F"
 	}
 
-	// The driver sends a DNS query to parse a mongodb+srv:// URI.
 	if strings.HasPrefix(clean, "mongodb+srv://") {
-		return "", ""
+		return nil, "", ""
 	}
-	if _, err := connstring.ParseAndValidate(uri.Reveal()); err == nil {
-		return "", ""
+	parsed, err := connstring.ParseAndValidate(uri.Reveal())
+	if err == nil {
+		return parsed, "", ""
 	}
 
 	// The error of the driver is safe to show only for the address without its login and without secret
 	// options.
 	found = "found " + uri.String()
-	_, err := connstring.ParseAndValidate(clean)
+	_, err = connstring.ParseAndValidate(clean)
 	switch {
 	case err != nil && secretOption.MatchString(clean):
-		return found, "the driver cannot parse it; check the hosts and options"
+		return nil, found, "the driver cannot parse it; check the hosts and options"
 	case err != nil:
-		return found, strings.TrimPrefix(err.Error(), "error parsing uri: ")
+		return nil, found, strings.TrimPrefix(err.Error(), "error parsing uri: ")
 	case hadLogin:
-		return found, "invalid user name or password: use only options that fit the login"
+		return nil, found, "invalid user name or password: use only options that fit the login"
 	}
-	return found, "the driver cannot parse it"
+	return nil, found, "the driver cannot parse it"
 }
 
 func (c *Config) validateKafka(validator validator) {

@@ -2,6 +2,7 @@ package cursor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -22,13 +23,25 @@ type aggregator interface {
 	Aggregate(ctx context.Context, pipeline any, opts ...options.Lister[options.AggregateOptions]) (*mongo.Cursor, error)
 }
 
-// Aggregate opens a cursor on the documents that pipeline produces from a collection or database, with an explicit time limit.
+// Aggregate opens a cursor on the documents that pipeline produces from a collection or database, with an explicit time limit. It
+// repeats a failed statement at most once.
 func Aggregate(
 	ctx context.Context, target aggregator, pipeline any, opts ...options.Lister[options.AggregateOptions],
 ) (*mongo.Cursor, error) {
 	//nolint:staticcheck // The driver sends no maxTimeMS with a read that returns a cursor (DRIVERS-2722), and has no other way to add it.
 	limit := options.Aggregate().SetCustom(bson.M{"maxTimeMS": maxReadTime.Milliseconds()})
-	return target.Aggregate(ctx, pipeline, append(slices.Clone(opts), limit)...)
+	opts = append(slices.Clone(opts), limit)
+
+	// With a deadline, the driver repeats a failed statement until then without a pause. So it gets a context that ends at the same
+	// time without one. The server ends a read whose connection is closed.
+	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	cur, err := target.Aggregate(call, pipeline, opts...)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return cur, err
 }
 
 // Find opens a cursor on the documents of coll that filter matches. It sends an aggregation, because only that takes an explicit time limit.

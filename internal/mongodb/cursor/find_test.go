@@ -2,9 +2,11 @@ package cursor_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,5 +124,41 @@ func TestFindTakesTheOptionsOfAFind(t *testing.T) {
 
 	if _, err := mongodb.FindAll[bson.Raw](t.Context(), coll, "reading", bson.D{}, options.Find().SetMin(byID)); err == nil || !strings.Contains(err.Error(), "no such option") {
 		t.Errorf("an option that an aggregation does not have: %v", err)
+	}
+}
+
+// With a deadline, the driver would repeat a read for as long as the server closes its connections.
+func TestAReadWithADeadlineIsRepeatedOnce(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	var attempts atomic.Int64
+	client := stacktest.Client(t, options.Client().SetAppName(app).SetMonitor(&event.CommandMonitor{
+		Started: func(context.Context, *event.CommandStartedEvent) { attempts.Add(1) },
+	}))
+	coll := stacktest.Database(t, client).Collection("c")
+	read := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := cursor.Find(ctx, coll, bson.D{})
+		return err
+	}
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+
+	for what, failure := range map[string]bson.E{
+		"that is closed": {Key: "closeConnection", Value: true},
+		"that is silent": {Key: "blockConnection", Value: true},
+	} {
+		attempts.Store(0)
+		off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, failure, {Key: "blockTimeMS", Value: 3000}})
+		err := read()
+		off()
+		if n := attempts.Load(); err == nil || n > 2 {
+			t.Errorf("by a connection %s: %d attempts (%v), want two", what, n, err)
+		}
+		if isLate := failure.Key == "blockConnection"; mongo.IsTimeout(err) != isLate || errors.Is(err, context.DeadlineExceeded) != isLate {
+			t.Errorf("by a connection %s: is a timeout: %v, want %v (%v)", what, mongo.IsTimeout(err), isLate, err)
+		}
 	}
 }

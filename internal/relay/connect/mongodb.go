@@ -87,6 +87,7 @@ func NewClients(
 		state.SetPoolMonitor(monitorPool(state.PoolMonitor, &metricSet.Pool, "state"))
 	}
 	for _, opts := range []*options.ClientOptions{stream, state} {
+		opts.SetMonitor(pauseRetries(opts.Monitor))
 		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { metricSet.Reloaded(metrics.Certificates, ok) })
 		if err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)

@@ -57,11 +57,20 @@ func (m *Mongo) Reserve(ctx context.Context, limit Limit, n int) (time.Duration,
 		{{Key: "$set", Value: bson.D{{Key: "next", Value: bson.D{{Key: "$add", Value: bson.A{"$first", int64(n) * limit.Every.Microseconds()}}}}}}},
 	}
 
-	var reserved struct{ First, Now int64 }
-	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-	err := m.coll.FindOneAndUpdate(mongo.NewSessionContext(ctx, nil), bson.D{{Key: "_id", Value: limit.Name}}, update, opts).Decode(&reserved)
+	// The driver would repeat FindOneAndUpdate without a pause until the deadline of ctx.
+	var response struct {
+		Value struct{ First, Now int64 }
+	}
+	err := m.coll.Database().RunCommand(mongo.NewSessionContext(ctx, nil), bson.D{
+		{Key: "findAndModify", Value: m.coll.Name()},
+		{Key: "query", Value: bson.D{{Key: "_id", Value: limit.Name}}},
+		{Key: "update", Value: update},
+		{Key: "upsert", Value: true},
+		{Key: "new", Value: true},
+		concern.MajorityOfCommand(),
+	}).Decode(&response)
 	if err != nil {
 		return 0, fmt.Errorf("reserving calls of handler %s in %s.%s: %w", limit.Name, m.coll.Database().Name(), m.coll.Name(), err)
 	}
-	return time.Duration(reserved.First-reserved.Now) * time.Microsecond, nil
+	return time.Duration(response.Value.First-response.Value.Now) * time.Microsecond, nil
 }

@@ -29,9 +29,7 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 
 	// A transaction that was open at the end may have an earlier stamp.
 	margin := mongodb.Margin(ctx, r.Calls.Client)
-	var names []string
 	for _, outbox := range added.Outboxes {
-		names = append(names, outbox.NS())
 		upTo := mongodb.Earlier(added.ReadUpTo[outbox.NS()], margin)
 		if first := outboxes.FirstStampAt(r.Config.Start.At); upTo.Before(first) {
 			upTo = first
@@ -47,33 +45,44 @@ func (r *Recovery) SweepAdded(ctx context.Context, added Added) error {
 	if err != nil {
 		return err
 	}
-
-	r.Log.Warn("the configuration names further collections; sweeping them", "collections", names)
-	sweep := &sweep.Sweep{
-		Client:      r.Calls.Client,
+	return r.sweepEntering(ctx, "added", &sweep.Sweep{
 		Collections: added.Outboxes,
 		From:        added.To,
 		ReadUpTo:    added.ReadUpTo,
 		Claims:      outboxes.ByUUID(claims),
-		OldIDs:      r.sweepsOldIDs(),
 		To:          added.To,
 		Margin:      margin,
-		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        r.Skip,
 		Publisher:   enteringPublisher{sweptPublisher{r}},
+	})
+}
+
+// sweepEntering runs a sweep of collections that got watched names. The position stays before that until all of their envelopes are
+// resolved.
+func (r *Recovery) sweepEntering(ctx context.Context, reason string, entering *sweep.Sweep) error {
+	var names []string
+	for _, outbox := range entering.Collections {
+		names = append(names, outbox.NS())
 	}
-	res, err := sweep.Run(ctx)
+	r.Log.Warn("sweeping collections that got watched names", "reason", reason, "collections", names)
+
+	entering.Client, entering.OldIDs, entering.Memory = r.Calls.Client, r.sweepsOldIDs(), int64(r.Config.Limits.Memory)/4
+	res, err := entering.Run(ctx)
 	if err != nil {
 		return err
 	}
+
 	r.Dispatcher.Flush()
-	if err := r.warnOfOldIDs(ctx, sweep); err != nil {
+	if err := r.warnOfOldIDs(ctx, entering); err != nil {
 		return err
 	}
 	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
-		{Key: "reason", Value: "added"},
+		{Key: "reason", Value: reason},
 		{Key: "collections", Value: names},
 		{Key: "swept", Value: res.Swept},
 	})
-	return r.Schedules.NoteExisting(ctx, added.Outboxes)
+
+	// The outboxes must be on the list before the position passes their names: a later owner looks for scheduled envelopes only
+	// in outboxes on that list.
+	return r.Schedules.NoteExisting(ctx, entering.Collections)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/relay/changes"
-	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/sweep"
 )
@@ -130,39 +129,16 @@ func (r *Recovery) sweepRenamed(
 		readUpTo = bson.Timestamp{}
 	}
 
-	r.Log.Warn("a collection got a watched name; sweeping it", "collection", outbox.NS(),
-		"from", string(ev.DB)+"."+string(ev.Coll), "after", readUpTo.T)
 	r.renames.Store(outbox.NS(), rename{pos: string(ev.Data), at: at})
 
-	sweep := &sweep.Sweep{
-		Client:      r.Calls.Client,
+	return r.sweepEntering(ctx, "renamed", &sweep.Sweep{
 		Collections: []outboxes.Outbox{outbox},
 		ReadUpTo:    map[string]bson.Timestamp{outbox.NS(): readUpTo},
 		Claims:      map[[16]byte]outboxes.Registration{outbox.UUID: before},
-		OldIDs:      r.sweepsOldIDs(),
 		To:          at,
-		Memory:      int64(r.Config.Limits.Memory) / 4,
 		Skip:        sweep.NewSkip(int64(r.Config.Limits.Memory) / 8),
 		Publisher:   enteringPublisher{sweptPublisher{r}},
-	}
-	res, err := sweep.Run(ctx)
-	if err != nil {
-		return err
-	}
-
-	r.Dispatcher.Flush()
-	if err := r.warnOfOldIDs(ctx, sweep); err != nil {
-		return err
-	}
-	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
-		{Key: "reason", Value: "renamed"},
-		{Key: "collection", Value: outbox.NS()},
-		{Key: "swept", Value: res.Swept},
 	})
-
-	// The outbox must be on the list before the position passes the rename: a later owner
-	// looks for scheduled envelopes only in outboxes on that list.
-	return r.Schedules.NoteExisting(ctx, []outboxes.Outbox{outbox})
 }
 
 // enteringPublisher delivers the envelopes of a collection that got a watched name, by a rename or by the configuration. The

@@ -109,8 +109,9 @@ func (s *Store) Heartbeat(ctx context.Context) error {
 
 	var errs []error
 	if tenure != nil {
-		// RecordTransaction creates the document. A tenure without a transaction needs none.
-		_, err := s.tenures.UpdateOne(ctx, bson.D{{Key: "_id", Value: tenure.id}},
+		// RecordTransaction creates the document. A tenure without a transaction needs none. The driver would repeat an update of one
+		// document without a pause until the next sign of life is due.
+		_, err := s.tenures.UpdateMany(ctx, bson.D{{Key: "_id", Value: tenure.id}},
 			bson.D{{Key: "$currentDate", Value: bson.D{{Key: "at", Value: true}}}})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("storing a sign of life: %w", err))

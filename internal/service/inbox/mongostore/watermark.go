@@ -149,7 +149,8 @@ func (s *Store) WriteGeneration(ctx context.Context, partition inbox.Partition, 
 func (s *Store) WriteTopicIDs(ctx context.Context, ids map[inbox.Partition]string) error {
 	models := make([]mongo.WriteModel, 0, len(ids))
 	for p, id := range ids {
-		models = append(models, mongo.NewUpdateOneModel().
+		// The driver repeats no update of many documents: see Heartbeat.
+		models = append(models, mongo.NewUpdateManyModel().
 			SetFilter(bson.D{{Key: "_id", Value: markID(inbox.LaneKey{Partition: p, Lane: inbox.TopicLane})}}).
 			SetUpdate(bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "id", Value: id}, {Key: "at", Value: "$$NOW"}}}}}).
 			SetUpsert(true))
