@@ -125,3 +125,52 @@ func TestAPartitionThatIsGivenBackCommitsNothingUnfinished(t *testing.T) {
 		t.Errorf("the offset %d was committed, but the message at 0 is unfinished", got)
 	}
 }
+
+func TestTheLagOfAPartitionThatIsGivenBackStaysZero(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	r := newRevoking(k)
+	var last atomic.Int64
+	answered, over := make(chan struct{}), make(chan struct{}, 1000)
+	sink := &measured{note: func(m telemetry.Measurement) {
+		switch m.Metric {
+		case telemetry.Lag:
+			last.Store(m.N)
+		case telemetry.Suspended:
+			// It follows the lags of all partitions.
+			select {
+			case <-answered:
+				over <- struct{}{}
+			default:
+			}
+		default:
+			// The test needs no other figure.
+		}
+	}}
+	c := k.newConsumer(consumer.WithTransport(r), consumer.WithTelemetry(sink),
+		consumer.WithDrain(10*time.Millisecond), consumer.WithBufferedRecords(1), consumer.WithMaxAhead(1))
+	begun := addBlockedHandler(t, c)
+
+	waits, reading := atomic.Bool{}, make(chan struct{}, 100)
+	r.onLog = func() {
+		if waits.Load() {
+			reading <- struct{}{}
+			<-answered
+		}
+	}
+	k.publish(newMessage("k", "counted", "0"))
+	k.start(c)
+	k.waitFor("the handler", begun)
+
+	// The partition has no room for another fetch, so only the gauges read its log.
+	k.publish(newMessages(1, 20)...)
+	waits.Store(true)
+	k.waitFor("the gauges", reading)
+
+	r.revoke(k)
+	close(answered)
+	k.waitFor("the end of the measurement", over)
+	if got := last.Load(); got != 0 {
+		t.Errorf("the lag of a partition that was given back is %d", got)
+	}
+}
