@@ -123,6 +123,7 @@ type run struct {
 	c            *Consumer
 	ctx          context.Context
 	disposer     messageDisposer
+	givenUp      *hooks.Queue[GivenUp] // messages whose letters are stored; nil without a hook
 	inbox        consuming.Inbox
 	transact     consuming.Transactor
 	memberID     string // of this run, in the counts of the group
@@ -151,11 +152,11 @@ func (c *Consumer) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: call Handle before Run", ErrNoHandler)
 	}
 	run := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor(), memberID: rand.Text(), serving: newServing()}
-	givenUp := hooks.New("WithGivenUpHook", c.s.onGivenUp, c.s.log)
-	defer givenUp.Close()
+	run.givenUp = hooks.New("WithGivenUpHook", c.s.onGivenUp, c.s.log)
+	defer run.givenUp.Close()
 	run.disposer = c.s.disposer
 	if run.disposer == nil {
-		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.reportTrouble, givenUp: givenUp}
+		run.disposer = &disposer{letters: c.letters, publisher: c.transport, report: run.reportTrouble}
 	}
 
 	// The refresh ends before Run returns, so no measurement follows.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/base/hooks"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/service/transport"
@@ -23,19 +22,16 @@ type disposer struct {
 	publisher transport.Publisher
 	// report is called after a partial success, for example for a letter that is stored without its content.
 	report func(message string, err error, attrs ...any)
-	// givenUp gets each message whose letter is stored. It may be nil.
-	givenUp *hooks.Queue[GivenUp]
 }
 
 // Dispose implements messageDisposer. A message that cannot be moved becomes a dead letter.
-func (d *disposer) Dispose(ctx context.Context, message *Message, handler string, verdict verdict, cause error) error {
-	var err error
+func (d *disposer) Dispose(ctx context.Context, message *Message, handler string, verdict verdict, cause error) (givenUp *GivenUp, err error) {
 	switch verdict.Action {
 	case actRetryTopic:
 		err = d.moveToRetryTopic(ctx, message, handler, verdict)
 		// A message that does not fit its retry topic must not be lost, and not be repeated forever either.
 		if why, ok := errors.AsType[*immovableError](err); ok {
-			err = d.putLetter(ctx, newLetter(message, handler, verdict, errors.Join(cause, why)))
+			givenUp, err = d.putLetter(ctx, newLetter(message, handler, verdict, errors.Join(cause, why)))
 		}
 	case actDeadLetter:
 		// A message for one handler, which does not exist any more, keeps the name of that handler.
@@ -44,14 +40,14 @@ func (d *disposer) Dispose(ctx context.Context, message *Message, handler string
 				handler = name
 			}
 		}
-		err = d.putLetter(ctx, newLetter(message, handler, verdict, cause))
+		givenUp, err = d.putLetter(ctx, newLetter(message, handler, verdict, cause))
 	default:
 	}
 
 	if err != nil {
-		return fmt.Errorf("disposing of message %s (%s) by %s: %w", record.Clip(message.ID, maxReason), originOf(message), verdict.Action, err)
+		return nil, fmt.Errorf("disposing of message %s (%s) by %s: %w", record.Clip(message.ID, maxReason), originOf(message), verdict.Action, err)
 	}
-	return nil
+	return givenUp, nil
 }
 
 // immovableError reports that a message can never be moved to its retry topic. The message is given up.

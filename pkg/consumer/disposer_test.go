@@ -80,7 +80,7 @@ func TestALetterHasTheWholeRecordAndWhy(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t)
 	m := newFailed(1, "A")
-	if err := g.Dispose(t.Context(), m, "h", newVerdict(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
+	if _, err := g.Dispose(t.Context(), m, "h", newVerdict(3, m, errFlaky), fmt.Errorf("billing: %w", errFlaky)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := g.letters.Get(t.Context(), letterID(m, "h"))
@@ -120,7 +120,7 @@ func TestALetterHasTheAggregateOfItsRecord(t *testing.T) {
 			t.Errorf("%s: the handler gets the aggregate %+v", preset, m.Aggregate)
 		}
 
-		if err := g.Dispose(t.Context(), m, "h", newVerdict(1, m, errFlaky), errFlaky); err != nil {
+		if _, err := g.Dispose(t.Context(), m, "h", newVerdict(1, m, errFlaky), errFlaky); err != nil {
 			t.Fatal(err)
 		}
 		letter, err := g.letters.Get(t.Context(), letterID(m, "h"))
@@ -138,7 +138,7 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 	g := newGraveyard(t, deadletter.WithTopic(""))
 	m := newFailed(1, "A")
 	g.out.fail = errFlaky
-	if err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
+	if _, err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); !errors.Is(err, errFlaky) {
 		t.Fatalf("the topic is away: %v", err)
 	}
 	if n := g.countLetters(t); n != 0 {
@@ -147,12 +147,12 @@ func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 
 	// A topic that can never take the record does not hold the letter up.
 	g.out.fail = kafka.MessageSizeTooLarge
-	if err := g.Dispose(t.Context(), newFailed(2, "A"), "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
+	if _, err := g.Dispose(t.Context(), newFailed(2, "A"), "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
 		t.Fatal(err)
 	}
 
 	g.out.fail = nil
-	if err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
+	if _, err := g.Dispose(t.Context(), m, "h", newVerdict(2, m, errFlaky), errFlaky); err != nil {
 		t.Fatal(err)
 	}
 	rec := g.out.list["orders.g.dead"][0]
@@ -196,7 +196,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 		a = a.Note(errFlaky, m, time.Now())
 		before := time.Now().Truncate(time.Millisecond)
 		v := consumer.Verdict{Action: consumer.ActRetryTopic, Delay: delay, Topic: transport.RetryTopicName("orders", "g", rung+1), Attempts: a}
-		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+		if _, err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 			t.Fatal(err)
 		}
 		after := time.Now()
@@ -227,7 +227,7 @@ func TestAMessageClimbsTheLadder(t *testing.T) {
 
 	a := consumer.Failures{}.Note(errFlaky, m, time.Now())
 	v := consumer.Verdict{Action: consumer.ActDeadLetter, Attempts: a}
-	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+	if _, err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
 		t.Fatal(err)
 	}
 	// The letter has the place of the first record.
@@ -248,7 +248,7 @@ func TestMessagesThatCannotBeMovedAreDeadLetters(t *testing.T) {
 		kafka.MessageSizeTooLarge, kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed,
 	} {
 		g.out.fail = code
-		if err := g.Dispose(t.Context(), newFailed(n, "A"), "h", v, errFlaky); err != nil {
+		if _, err := g.Dispose(t.Context(), newFailed(n, "A"), "h", v, errFlaky); err != nil {
 			t.Errorf("%v: %v", code, err)
 		}
 	}

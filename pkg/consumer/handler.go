@@ -229,7 +229,8 @@ func HandlerName(ctx context.Context) string {
 // messageDisposer carries out a verdict on a message that the consumer does not handle now. It moves the message to a retry
 // topic or to the dead letters. With actDiscard it moves nothing. When Dispose returns nil, the message is finished and its
 // offset passes. After an error the consumer calls Dispose again, with backoff, and commits nothing until then. handler is the
-// name of the handler. It is "" for a message without a handler, and for a record that could not be decoded.
+// name of the handler. It is "" for a message without a handler, and for a record that could not be decoded. givenUp is nil if
+// no dead letter was stored. The caller passes it to WithGivenUpHook when nothing can roll the letter back any more.
 type messageDisposer interface {
-	Dispose(ctx context.Context, m *Message, handler string, v verdict, cause error) error
+	Dispose(ctx context.Context, m *Message, handler string, v verdict, cause error) (givenUp *GivenUp, err error)
 }

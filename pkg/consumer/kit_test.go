@@ -315,15 +315,15 @@ type disposal struct {
 
 func newDisposed() *disposed { return &disposed{more: make(chan struct{}, 10_000)} }
 
-func (d *disposed) Dispose(_ context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
+func (d *disposed) Dispose(_ context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) (*consumer.GivenUp, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.fail != nil {
-		return d.fail
+		return nil, d.fail
 	}
 	d.list = append(d.list, disposal{m, handler, v, cause})
 	d.more <- struct{}{}
-	return nil
+	return nil, nil
 }
 
 func (d *disposed) setError(err error) {

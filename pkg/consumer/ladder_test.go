@@ -437,17 +437,18 @@ type forgetful struct {
 	failed map[string]bool
 }
 
-func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
-	if err := f.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
-		return err
+func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) (*consumer.GivenUp, error) {
+	givenUp, err := f.Disposer.Dispose(ctx, m, handler, v, cause)
+	if err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if id := fmt.Sprint(m.ID, m.Attempt); !f.failed[id] {
 		f.failed[id] = true
-		return errors.New("forgotten")
+		return nil, errors.New("forgotten")
 	}
-	return nil
+	return givenUp, nil
 }
 
 func TestMessagesMovedTwiceHaveTheirEffectOnce(t *testing.T) {

@@ -73,8 +73,8 @@ func newLetter(message *Message, handler string, verdict verdict, cause error) *
 	return letter
 }
 
-// putLetter stores the letter of a message, in its topic first if there is one.
-func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) error {
+// putLetter stores the letter of a message, in its topic first if there is one. It returns the value for WithGivenUpHook.
+func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) (*GivenUp, error) {
 	publish := func(ctx context.Context, topic string) error {
 		err := d.publishMessage(ctx, topic, letter.ID.Topic, newLetterRecord(letter))
 		// A letter that its topic cannot take is still stored in MongoDB.
@@ -89,10 +89,7 @@ func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) err
 	if omitted != nil {
 		d.reportLetter("cannot keep the content of the dead letter, or its notification; the letter is stored", letter, omitted)
 	}
-	if err == nil {
-		d.givenUp.Add(GivenUp{ID: letter.ID, Name: letter.Name, Class: letter.Class, Reason: record.Clip(letter.Reason, maxReason), Attempts: letter.Attempts})
-	}
-	return err
+	return &GivenUp{ID: letter.ID, Name: letter.Name, Class: letter.Class, Reason: record.Clip(letter.Reason, maxReason), Attempts: letter.Attempts}, err
 }
 
 // reportLetter reports a partial success, with the handler and the place of letter.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -113,12 +114,42 @@ func (p *partition) oldestLocked() time.Duration {
 	return max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
 }
 
+// gauges guards the order of the gauges of a partition. The lock is held while the Sink runs.
+type gauges struct {
+	mu     sync.Mutex
+	closed bool
+}
+
 func (p *partition) measureLag(n int64) {
-	p.s.c.measure(telemetry.Measurement{Metric: telemetry.Lag, N: n, Topic: p.tp.Topic, Partition: p.tp.Partition})
+	p.measureGauge(telemetry.Measurement{Metric: telemetry.Lag, N: n})
 }
 
 func (p *partition) measureOldest(age time.Duration) {
-	p.s.c.measure(telemetry.Measurement{Metric: telemetry.Oldest, Took: age, Topic: p.tp.Topic, Partition: p.tp.Partition})
+	p.measureGauge(telemetry.Measurement{Metric: telemetry.Oldest, Took: age})
+}
+
+// measureGauge passes a gauge of the partition to WithTelemetry. After closeGauges it does nothing.
+func (p *partition) measureGauge(measurement telemetry.Measurement) {
+	p.gauges.mu.Lock()
+	defer p.gauges.mu.Unlock()
+	if !p.gauges.closed {
+		p.passGauge(measurement)
+	}
+}
+
+// closeGauges measures that nothing is left. Another member measures the partition from now on, so a goroutine that has read its lag
+// before must not measure it any more.
+func (p *partition) closeGauges() {
+	p.gauges.mu.Lock()
+	defer p.gauges.mu.Unlock()
+	p.gauges.closed = true
+	p.passGauge(telemetry.Measurement{Metric: telemetry.Lag})
+	p.passGauge(telemetry.Measurement{Metric: telemetry.Oldest})
+}
+
+func (p *partition) passGauge(measurement telemetry.Measurement) {
+	measurement.Topic, measurement.Partition = p.tp.Topic, p.tp.Partition
+	p.s.c.measure(measurement)
 }
 
 // gaugeInterval is how often partitions are measured in addition to their fetches.

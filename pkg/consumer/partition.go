@@ -92,6 +92,7 @@ type partition struct {
 	attached    map[string]*attachment
 	lagMeasured time.Time // when the lag was last reported
 	logEnd      int64     // at that time
+	gauges      gauges
 	progressAt  time.Time // when a message was finished, or the first one after none was read
 
 	fetchEnded chan struct{} // closed when fetchLoop has ended

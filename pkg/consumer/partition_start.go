@@ -92,12 +92,13 @@ func isAnotherTopic(oldID, newID string) bool {
 	return oldID != "" && oldID != newID && strings.HasPrefix(newID, cluster+"/")
 }
 
-// uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one.
+// uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one. A partition that is given
+// back has been committed: the entries that held its offset back are released.
 func (p *partition) uncommittedOffset() (handled transport.GroupOffset, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	handled = transport.GroupOffset{Offset: p.finishedToLocked(), TopicID: p.topicID}
-	return handled, p.located && handled != p.committed
+	return handled, p.located && !p.forgotten && handled != p.committed
 }
 
 func (p *partition) setCommitted(committed transport.GroupOffset) {

@@ -287,12 +287,12 @@ type dyingDisposer struct {
 	moved chan struct{}
 }
 
-func (d *dyingDisposer) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
-	if err := d.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
-		return err
+func (d *dyingDisposer) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) (*consumer.GivenUp, error) {
+	if _, err := d.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
+		return nil, err
 	}
 	d.moved <- struct{}{}
-	return errWanted
+	return nil, errWanted
 }
 
 // TestAHandlerThatIsAbandonedKeepsItsClaim: a handler that claims its messages acts outside of the database and ignores its context.

@@ -257,11 +257,9 @@ func (s *session) drainPartitions(list []*partition) {
 	s.releaseClaims(list)
 	for _, p := range list {
 		p.releaseBuffers()
-		if p.isStray {
-			continue
+		if !p.isStray {
+			p.closeGauges()
 		}
-		p.measureLag(0)
-		p.measureOldest(0)
 	}
 }
 

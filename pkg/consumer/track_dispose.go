@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -92,8 +93,10 @@ func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 	}
 
 	// The watermark moves only after the message is in its new place.
-	disposed := t.repeatStep("move a message that was given up or waits for its retry", func() error {
-		return wrap(t.p.callDisposer(originalMessage(current.entry), t.reg.name, verdict, cause))
+	var givenUp *GivenUp
+	disposed := t.repeatStep("move a message that was given up or waits for its retry", func() (err error) {
+		givenUp, err = t.p.s.callDisposer(t.p.drainCtx, originalMessage(current.entry), t.reg.name, verdict, cause)
+		return wrap(err)
 	}) && t.repeatStep("record in the inbox that a message was moved", func() error {
 		err := t.passDisposed(current)
 		if errors.Is(err, inbox.ErrInvalid) {
@@ -107,6 +110,7 @@ func (t *track) disposeTask(current task, verdict verdict, cause error) bool {
 		return false
 	}
 
+	t.p.s.announce(givenUp)
 	if t.reg == t.p.s.c.unknown || t.reg == t.p.s.c.skipped {
 		t.count(telemetry.Unknown, 1, "")
 		t.p.s.c.health.countUnknown(current.entry.m.Name)
@@ -140,8 +144,19 @@ func (t *track) passDisposed(task task) error {
 }
 
 // callDisposer calls the disposer, and turns a panic into an error.
-func (p *partition) callDisposer(message *Message, handler string, verdict verdict, cause error) error {
-	return runGuarded(func() error { return p.s.disposer.Dispose(p.drainCtx, message, handler, verdict, cause) })
+func (r *run) callDisposer(ctx context.Context, message *Message, handler string, verdict verdict, cause error) (givenUp *GivenUp, err error) {
+	err = runGuarded(func() (err error) {
+		givenUp, err = r.disposer.Dispose(ctx, message, handler, verdict, cause)
+		return err
+	})
+	return givenUp, err
+}
+
+// announce passes a message that is given up for good to WithGivenUpHook. It does nothing with nil.
+func (r *run) announce(givenUp *GivenUp) {
+	if givenUp != nil {
+		r.givenUp.Add(*givenUp)
+	}
 }
 
 // originalMessage returns a copy of the message as it was read, with the record's own key and value.

@@ -112,11 +112,13 @@ func (p *partition) giveUpDiscarded(message *setaside.Message) bool {
 
 	// The removal decides between the discard and an attempt of another member.
 	removed := false
+	var givenUp *GivenUp
 	err := session.transact(p.drainCtx, func(ctx context.Context) (err error) {
 		if removed, err = session.c.waiting.Remove(ctx, message); err != nil || !removed {
 			return err
 		}
-		return runGuarded(func() error { return session.disposer.Dispose(ctx, decoded, handler, verdict, cause) })
+		givenUp, err = session.callDisposer(ctx, decoded, handler, verdict, cause)
+		return err
 	})
 	if err != nil {
 		session.reportTrouble("cannot give up a discarded message; that is tried again", fmt.Errorf("discarding message %s: %w", originOf(decoded), err), "handler", handler)
@@ -126,6 +128,7 @@ func (p *partition) giveUpDiscarded(message *setaside.Message) bool {
 		return true
 	}
 
+	session.announce(givenUp)
 	session.c.measure(telemetry.Measurement{Metric: telemetry.DeadLetters, N: 1, Handler: handler, Reason: deadletter.ClassSkipped})
 	session.report(&HandlerError{Handler: handler, Message: decoded, Attempt: attempts.Total, Next: actDeadLetter.String(), Err: cause})
 	return true

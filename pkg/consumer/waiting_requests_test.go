@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // waitsForever is a Retry with which a message is set aside at once, and is not tried again during a test.
@@ -127,4 +128,50 @@ func TestADiscardedMessageBecomesADeadLetterAndItsKeyGoesOn(t *testing.T) {
 		return nil
 	}}, 1)
 	k.waitCount("effects", 3)
+}
+
+// A message may be given up twice, for example after its offset was reset. Its notification exists then. The hook gets no message
+// whose dead letter was rolled back.
+func TestADiscardedMessageWhoseNotificationExistsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	box, err := outbox.New(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failures, calls atomic.Int64
+	failing := consumer.Transactions(func(ctx context.Context, fn func(ctx context.Context) error) error {
+		return box.Transaction(ctx, func(ctx context.Context) error {
+			err := fn(ctx)
+			if err == nil && failures.Add(-1) >= 0 {
+				err = errFlaky
+			}
+			return err
+		})
+	})
+	c := k.newConsumer(failing, consumer.WithDeadLetters(deadletter.WithNotification(box)), consumer.WithGivenUpHook(func(consumer.GivenUp) { calls.Add(1) }))
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	k.publish(newMessages(1, 1)...)
+	k.start(c)
+	k.waitCount("effects", 1)
+
+	discarded := setasidetest.NewMessage("a", 0, 7, 1)
+	discarded.Place = setaside.Place{Handler: k.group + "/gone", Topic: k.topic}
+	for round := range int64(2) {
+		failures.Store(1)
+		if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), time.Hour, discarded); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group}, "ann"); n != 1 || err != nil {
+			t.Fatalf("messages to discard: got %d (%v), want 1", n, err)
+		}
+		k.untilNoneWaits()
+		k.waitUntil("the hook", func(context.Context) bool { return calls.Load() > round })
+		if n := calls.Load(); n != round+1 {
+			t.Errorf("calls of the hook after %d dead letters: got %d", round+1, n)
+		}
+	}
+	if n := k.countDocuments("outbox"); n != 1 {
+		t.Errorf("notifications: got %d, want 1", n)
+	}
 }

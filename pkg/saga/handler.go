@@ -9,10 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
-
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/service/sagas"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -27,8 +24,7 @@ type handler[S any] struct {
 	preparing sync.Mutex // held by prepare
 	prepared  atomic.Bool
 
-	// failedHeld contains held messages whose step has aborted the transaction, as failures. The key is id/number.
-	failedHeld sync.Map
+	failedHeld failedSteps
 }
 
 // prepare creates the collection of the saga and stores its type, once.
@@ -171,7 +167,7 @@ func (h *handler[S]) handleInstance(
 		}
 
 		// The step that failed before may succeed by now.
-		return true, h.releaseHeld(ctx, instance)
+		return true, h.releaseHeld(ctx, instance, message)
 	}
 
 	// From here on, the message has the next number of its sequence.
@@ -180,7 +176,7 @@ func (h *handler[S]) handleInstance(
 	}
 
 	instance.doc.Sequence++
-	return true, h.releaseHeld(ctx, instance)
+	return true, h.releaseHeld(ctx, instance, message)
 }
 
 // releaseHeld runs the steps of the held messages whose turn has come. If such a step fails, the
@@ -188,10 +184,10 @@ func (h *handler[S]) handleInstance(
 // message stays as in.doc.Stuck until another message of the sequence arrives, or another one with
 // its number.
 //
-// An error of the server has undone the whole transaction. Then releaseHeld returns the error, and
-// the next attempt leaves the held message out. A transient error, for example a write conflict, says
-// nothing about the message, so only maxTransient of them in a row do the same.
-func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S]) error {
+// An error of the server has undone the whole transaction, also the step of the message that arrived. Then releaseHeld returns an
+// error with which the transaction runs again, and leaves the held message out. A transient error, for example a write conflict,
+// does not come from the message, so only maxTransient of them in a row do the same.
+func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S], arrived *consumer.Message) error {
 	for !instance.completed {
 		next, ok := instance.nextHeld()
 		if !ok {
@@ -199,11 +195,10 @@ func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S]) err
 		}
 
 		message := (*consumer.Message)(&next.Message)
-		key := fmt.Sprintf("%s/%d", instance.ID(), next.Number)
+		key := heldKey{instance.ID(), next.Number, arrived.Source, arrived.ID}
 
-		// The previous attempt has failed in this step, and its transaction was aborted.
-		before, _ := h.failedHeld.LoadAndDelete(key)
-		failed, _ := before.(failures)
+		// The previous run has failed in this step, and its transaction was aborted.
+		failed := h.failedHeld.take(key)
 		if failed.decided() {
 			instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: failed.reason}
 			return nil
@@ -224,8 +219,8 @@ func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S]) err
 
 		reason := record.Clip(err.Error(), maxStuckReason)
 		if isServerError(err) {
-			h.failedHeld.Store(key, failed.add(err, reason))
-			return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, message.ID, next.Number, instance.ID(), err)
+			h.failedHeld.put(key, failed.add(err, reason))
+			return &heldError{fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, message.ID, next.Number, instance.ID(), err)}
 		}
 
 		instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: reason}
@@ -233,45 +228,6 @@ func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S]) err
 	}
 
 	return nil
-}
-
-const (
-	// maxStuckReason limits the stored error text of a held message, in bytes.
-	maxStuckReason = 512
-	// maxTransient is how many transient errors in a row leave a held message out. Without a limit, a step that never fits
-	// into the lifetime of a transaction would fail the messages before it forever.
-	maxTransient = 10
-)
-
-// failures describes the attempts at a held message that have aborted their transactions.
-type failures struct {
-	transient int    // in a row
-	permanent bool   // the last error was not transient
-	reason    string // of the last one
-}
-
-// add returns f with one more error of the server.
-func (f failures) add(err error, reason string) failures {
-	f.permanent, f.reason = !isTransient(err), reason
-	f.transient++
-	return f
-}
-
-// decided reports whether the next attempt leaves the message out.
-func (f failures) decided() bool { return f.permanent || f.transient >= maxTransient }
-
-// isServerError reports whether err comes from a MongoDB server, or from the connection to it. Such an error aborts its
-// transaction.
-func isServerError(err error) bool {
-	_, labeled := errors.AsType[mongo.LabeledError](err)
-	_, server := errors.AsType[mongo.ServerError](err)
-	return labeled || server || isTransient(err)
-}
-
-// isTransient reports whether the same transaction may succeed when it runs again.
-func isTransient(err error) bool {
-	labeled, ok := errors.AsType[mongo.LabeledError](err)
-	return ok && labeled.HasErrorLabel("TransientTransactionError") || mongodb.IsDriverTimeout(err) || mongodb.IsConnectionLost(err)
 }
 
 // runHeld runs the step of a held message. If the step fails, the instance is restored.

@@ -193,3 +193,82 @@ func TestAnOldVersionDoesNotOverwriteANewSaga(t *testing.T) {
 		t.Errorf("a step of the old saga: %v", err)
 	}
 }
+
+// The consumer does not try the message again, but the failure of the held message is not its own.
+func TestAHeldMessageThatFailsCostsNoAttempt(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	coll := p.db.Collection("others")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "there"}}); err != nil {
+		t.Fatal(err)
+	}
+	poisoned := true
+	h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
+		if n != 2 || !poisoned {
+			return nil
+		}
+		_, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: "there"}})
+		return err
+	}), p.box)
+
+	// As in a consumer, the transaction is not that of the saga.
+	handle := func(n int64) {
+		t.Helper()
+		err := p.box.Transaction(t.Context(), func(ctx context.Context) error { return h.Handle(ctx, numberedMsg(t, n)) })
+		if err != nil {
+			t.Fatalf("number %d: %v", n, err)
+		}
+	}
+	handle(2)
+	handle(1)
+	if got := readSnapshot(t, p.box, "ledgers", "a"); string(got.State) != `{"steps":[1]}` || fmt.Sprint(got.Held) != "[2]" || got.Stuck == "" {
+		t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
+	}
+
+	poisoned = false
+	handle(3)
+	if got := readSnapshot(t, p.box, "ledgers", "a"); string(got.State) != `{"steps":[1,2,3]}` || len(got.Held) != 0 {
+		t.Errorf("%s, held %v", got.State, got.Held)
+	}
+}
+
+// The first message does not come again, for example because its partition was given back. Another message tries the held one again.
+func TestAFailureOfAHeldMessageCountsForOneTransaction(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	coll := p.db.Collection("others")
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "there"}}); err != nil {
+		t.Fatal(err)
+	}
+	var interrupt func()
+	h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
+		if n != 2 || interrupt == nil {
+			return nil
+		}
+		_, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: "there"}})
+		interrupt()
+		return err
+	}), p.box)
+	mustHandle(t, h, numberedMsg(t, 2))
+
+	ended := errors.New("the partition is given back")
+	err := p.box.Transaction(t.Context(), func(ctx context.Context) error {
+		runs := 0
+		interrupt = func() { runs++ }
+		if err := h.Handle(ctx, numberedMsg(t, 1)); runs == 0 {
+			return err
+		}
+		return ended
+	})
+	if !errors.Is(err, ended) {
+		t.Fatal(err)
+	}
+
+	interrupt = nil
+	another := numberedMsg(t, 1)
+	another.ID = "another"
+	mustHandle(t, h, another)
+	if got := readSnapshot(t, p.box, "ledgers", "a"); string(got.State) != `{"steps":[1,2]}` || got.Stuck != "" {
+		t.Errorf("%s, stuck %q", got.State, got.Stuck)
+	}
+}

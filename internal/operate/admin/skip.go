@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +59,17 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 			return found, fmt.Errorf("skipping an event: %w", err)
 		}
 	}
+	skip := lease.Skip{NS: ns, ID: event.ID, At: event.Until, EventAt: event.At, Size: event.Size}
+	if skip.Size > 0 {
+		skip.ID = bson.RawValue{}
+	}
+	pos, err := r.findSkippedPos(ctx, skip, event.ID, envelope)
+	if err != nil {
+		return found, err
+	}
 	prepared, err := letters.Prepare(letters.Letter{
 		Watcher: r.op.Watcher, NS: ns, Mapping: r.op.Mapping, Raw: envelope, Slot: waiting.SlotOf(envelope), Class: record.Skipped,
-		Reason: "the operator " + r.op.Actor + " passed over it", Partition: record.AnyPartition, Pos: outboxes.PosAt(event.Until),
+		Reason: "the operator " + r.op.Actor + " passed over it", Partition: record.AnyPartition, Pos: pos,
 		Origin: waiting.OriginStream, Source: letters.Source{Kind: "relay", Watcher: r.op.Watcher, Node: r.op.Node, Version: r.op.Version},
 		Expire: r.op.LetterExpiry,
 	})
@@ -87,12 +96,44 @@ func (r Recovery) PassOver(ctx context.Context, order SkipOrder) (SkippedEvent, 
 
 	fields := bson.D{{Key: "collection", Value: ns}, {Key: "id", Value: record.Clip(found.ID, maxLoggedID)}, {Key: "letter", Value: found.Letter}}
 	return found, r.op.Lease().forEachSlot(ctx, "event_skipped", fields, func(id string) error {
-		skip := lease.Skip{NS: ns, ID: event.ID, At: event.Until, EventAt: event.At, Size: event.Size}
-		if skip.Size > 0 {
-			skip.ID = bson.RawValue{}
-		}
 		return lease.RequestSkip(ctx, r.op.watcherDocuments(), id, skip, briefHold)
 	})
+}
+
+// findSkippedPos returns the position for the letter of an order: that of a letter which an earlier try of the same order has stored,
+// so that a repetition stores no other one, or the time of the order. It returns an error if the watcher does not accept the order.
+func (r Recovery) findSkippedPos(ctx context.Context, skip lease.Skip, eventID bson.RawValue, envelope bson.Raw) (string, error) {
+	ids, err := r.op.Lease().watcherIDs(ctx)
+	if err != nil {
+		return "", err
+	}
+
+	pos := outboxes.PosAt(skip.At)
+	passed := pos
+	for _, id := range ids {
+		err := lease.CheckSkip(ctx, r.op.watcherDocuments(), id, skip)
+		if errors.Is(err, lease.ErrManySkips) {
+			return "", invalidRequest("%v", err)
+		}
+		if err != nil {
+			return "", err
+		}
+		doc, _, err := lease.Read(ctx, r.op.watcherDocuments(), id)
+		if err != nil {
+			return "", err
+		}
+		passed = min(passed, outboxes.PosOf(doc.Position()))
+	}
+
+	// If all streams have passed the letter, it belongs to an earlier event with this id.
+	digest := letters.DigestOf(envelope)
+	err = letters.Known(ctx, r.op.letters(), r.op.Watcher, skip.NS, []bson.RawValue{eventID}, func(mark letters.Mark) error {
+		if mark.Delivery == 0 && mark.Topic == "" && !mark.Requeued && mark.Pos > passed && bytes.Equal(mark.Digest, digest) {
+			pos = mark.Pos
+		}
+		return nil
+	})
+	return pos, err
 }
 
 // skippedIDText returns the text that names an event, which is that of its dead letter: of an id above 1 KiB, it has a digest.

@@ -99,6 +99,7 @@ func NewClients(
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	if clients.State, err = mongo.Connect(state); err != nil {
+		clients.Disconnect(context.Background())
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	return clients, nil
@@ -137,7 +138,7 @@ func connectionOptions(given *options.ClientOptions) *options.ClientOptions {
 }
 
 // Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
-// new clients. It does not close the client of a host.
+// new clients. It does not close the client of a host, and leaves out a client that is nil.
 func (c *Clients) Disconnect(ctx context.Context) {
 	if c.ofHost {
 		return
@@ -145,7 +146,9 @@ func (c *Clients) Disconnect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	for _, cl := range []*mongo.Client{c.Stream, c.State} {
-		_ = cl.Disconnect(ctx)
+		if cl != nil {
+			_ = cl.Disconnect(ctx)
+		}
 	}
 }
 

@@ -166,9 +166,6 @@ func newShared(
 		return nil, fmt.Errorf("record: %w", err)
 	}
 
-	if shared.Mongo, err = connect.NewClients(cfg.MongoDB, host.Mongo, cfg.Node, cfg.Slots, log, metricSet); err != nil {
-		return nil, err
-	}
 	if shared.Kafka, err = connect.NewKafka(cfg, host.Kafka, log, metricSet); err != nil {
 		return nil, err
 	}
@@ -176,6 +173,10 @@ func newShared(
 		return nil, err
 	}
 	if shared.Exporter, err = newExporter(cfg, version, metricSet, log); err != nil {
+		return nil, err
+	}
+	// The clients of MongoDB connect at once, so no error may follow.
+	if shared.Mongo, err = connect.NewClients(cfg.MongoDB, host.Mongo, cfg.Node, cfg.Slots, log, metricSet); err != nil {
 		return nil, err
 	}
 

@@ -82,13 +82,24 @@ func (x *Inbox) handleOnce(ctx context.Context, entry Entry, fn func(context.Con
 
 // claimOnce claims the entry, runs fn and marks the entry in one transaction, and releases the
 // claim.
-func (x *Inbox) claimOnce(ctx context.Context, entry Entry, lease time.Duration, fn func(context.Context) error) error {
+func (x *Inbox) claimOnce(ctx context.Context, entry Entry, lease time.Duration, fn func(context.Context) error) (err error) {
 	claim, err := x.Claim(ctx, entry, lease)
 	if err != nil {
 		return err
 	}
 
-	err = claim.Hold(ctx, func(ctx context.Context) error {
+	// Deferred, because fn may panic.
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+		defer cancel()
+
+		// After a commit the message is handled. A lease that could not be deleted expires.
+		if releaseErr := claim.Release(ctx); err != nil {
+			err = errors.Join(err, releaseErr)
+		}
+	}()
+
+	return claim.Hold(ctx, func(ctx context.Context) error {
 		return x.store.Transaction(ctx, func(ctx context.Context) error {
 			ctx = x.Remember(ctx)
 			x.memoFromContext(ctx).storeResults([]Entry{entry}, []bool{true})
@@ -99,14 +110,4 @@ func (x *Inbox) claimOnce(ctx context.Context, entry Entry, lease time.Duration,
 			return claim.Handled(ctx)
 		})
 	})
-
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
-	defer cancel()
-	releaseErr := claim.Release(ctx)
-	if err != nil {
-		return errors.Join(err, releaseErr)
-	}
-
-	// The message is handled and committed. A lease that could not be deleted expires.
-	return nil
 }

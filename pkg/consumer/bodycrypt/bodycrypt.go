@@ -240,7 +240,8 @@ func authenticatedData(
 	var joined []byte
 	appendPart := func(part []byte) { joined = append(binary.AppendUvarint(joined, uint64(len(part))), part...) }
 	appendPart([]byte(head))
-	appendPart([]byte(id))
+	// A record of the preset debezium has the base64 of a UUID.
+	appendPart([]byte(event.ParseID(id).String()))
 	appendPart([]byte(typ))
 
 	for _, name := range headers {

@@ -8,8 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -84,6 +89,66 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 			rt.Fatal("the message itself was decrypted: retry topics would have it in plain")
 		}
 	})
+}
+
+// Presets write the id of an event, its type and its body in several forms.
+func TestRecordsOfEveryPresetAreDecrypted(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, "k1")
+	uuidText := uuid.NewString()
+
+	for name, cfg := range map[string]routing.PresetConfig{
+		"typed": {Name: routing.Typed}, "debezium": {Name: routing.Debezium}, "connector": {Name: routing.Connector}, "plain": {Name: routing.Plain},
+		"cloudevents": {Name: routing.CloudEvents}, "structured": {Name: routing.CloudEvents, Structured: true},
+	} {
+		for _, id := range []event.ID{
+			event.NewID(uuid.New()), event.NewID(bson.NewObjectID()), event.NewID("o-1"), event.NewID(uuidText),
+			event.NewID(strings.ToUpper(uuidText)), event.NewID("AAECAwQFBgcICQoLDA0ODw=="),
+		} {
+			ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithID(id), event.WithHeader("tenant", []byte("x")))
+			m := relayEvent(t, cfg, ev, bodycrypt.Encrypt(k))
+			got, err := handleWith(t.Context(), m, bodycrypt.Decrypt(k))
+			if err != nil || string(got.Value) != "secret" {
+				t.Errorf("%s, id %s: %v", name, id, err)
+			}
+		}
+	}
+}
+
+// relayEvent returns the message that a consumer decodes from the record that the relay makes of an encrypted event.
+func relayEvent(t *testing.T, cfg routing.PresetConfig, ev event.Event, encrypt outbox.Middleware) *consumer.Message {
+	t.Helper()
+	var doc []byte
+	err := encrypt(func(_ context.Context, ev event.Event) (err error) {
+		doc, err = bson.Marshal(ev)
+		return err
+	})(t.Context(), ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var view envelope.View
+	if err := envelope.Parse(doc, &view); err != nil {
+		t.Fatal(err)
+	}
+
+	preset, err := routing.NewPreset(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rec record.Record
+	meta := routing.Meta{DB: []byte("db"), Coll: []byte("outbox")}
+	if err := preset.Filler().Fill(&view, &meta, routing.Target{Topic: "topic"}, &rec); err != nil {
+		t.Fatal(err)
+	}
+
+	m := &consumer.Message{Topic: rec.Topic, Key: rec.Key, Value: rec.Value}
+	for _, h := range rec.Headers {
+		m.Headers = append(m.Headers, event.Header{Key: string(h.Key), Value: h.Value})
+	}
+	if err := consumer.Decode(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	return m
 }
 
 func TestChangedMessagesAreNotDecrypted(t *testing.T) {

@@ -95,7 +95,9 @@ func (d *Desk) notify(ctx context.Context, letter *Letter) error {
 	digest := fmt.Sprintf("dead-letter/%x", sha256.Sum256([]byte(letter.ID.String())))
 	ev := Notified.New(digest, n, event.WithID(digest), event.WithHeader(headerNotification, []byte(letter.ID.Group)))
 
-	err := d.box.Transaction(ctx, func(ctx context.Context) error { return d.box.Append(ctx, ev) })
+	// In the transaction of ctx, the duplicate key of a repetition would abort it each time. A service may only insert into its outbox,
+	// so it cannot look first.
+	err := d.box.Transaction(outbox.Outside(ctx), func(ctx context.Context) error { return d.box.Append(ctx, ev) })
 	if err != nil && !mongo.IsDuplicateKeyError(err) {
 		return fmt.Errorf("appending the notification of dead letter %s: %w", letter.ID, err)
 	}

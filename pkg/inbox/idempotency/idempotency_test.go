@@ -252,6 +252,28 @@ func TestAFailedRequestLeavesNothingAndRunsAgain(t *testing.T) {
 	}
 }
 
+// The server of net/http recovers the panic, and the client repeats its request at once.
+func TestARequestWhoseHandlerPanicsRunsAgain(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	process := s.process()
+	s.handle = func(http.ResponseWriter, *http.Request) bool { panic("boom") }
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the middleware has recovered the panic")
+			}
+		}()
+		send(process, "k-1", "book", nil)
+	}()
+
+	s.handle = nil
+	if w := send(process, "k-1", "book", nil); w.Code != http.StatusCreated {
+		t.Errorf("again: %d %v %s", w.Code, w.Header(), w.Body)
+	}
+	s.checkEffects(1, 1)
+}
+
 // The response to a wrong request does not change, and neither does that without a body.
 func TestARejectionIsStoredAsWell(t *testing.T) {
 	t.Parallel()

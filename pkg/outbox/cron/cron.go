@@ -50,7 +50,8 @@ type Entry struct {
 	Schedule string
 
 	// Zone is the time zone of the expression. A time that does not exist because of a clock change
-	// does not fire. Defaults to UTC.
+	// does not fire. When clocks go back, times occur twice: an expression with * as its hour fires at both, any other only at the
+	// first. Defaults to UTC.
 	Zone *time.Location
 
 	// Event returns the event of a firing. The Cron sets its id and due time. Event must not have
@@ -187,7 +188,40 @@ func parseSchedule(spec string) (robfig.Schedule, error) {
 		return alignedSchedule(every.Delay), nil
 	}
 
+	// The parser sets the top bit for *.
+	if fields, ok := schedule.(*robfig.SpecSchedule); ok && fields.Hour>>63 == 0 {
+		return clockSchedule{fields}, nil
+	}
 	return schedule, nil
+}
+
+// clockSchedule fires once at each time of the clock, also if clocks go back and the time occurs twice.
+type clockSchedule struct{ *robfig.SpecSchedule }
+
+// Next returns the first firing after moment, or zero if there is none.
+func (c clockSchedule) Next(moment time.Time) time.Time {
+	zone := c.Location
+	// The parser's value for an expression without a zone.
+	if zone == time.Local {
+		zone = moment.Location()
+	}
+
+	at := c.SpecSchedule.Next(moment)
+	for !at.IsZero() && occurredBefore(at.In(zone)) {
+		at = c.SpecSchedule.Next(at)
+	}
+	return at
+}
+
+// occurredBefore reports whether clocks went back shortly before moment, and had shown its time already.
+func occurredBefore(moment time.Time) bool {
+	changed, _ := moment.ZoneBounds()
+	if changed.IsZero() {
+		return false
+	}
+	_, before := changed.Add(-time.Second).Zone()
+	_, after := moment.Zone()
+	return moment.Sub(changed) < time.Duration(before-after)*time.Second
 }
 
 // alignedSchedule fires at multiples of a duration, so that all processes agree on the times.

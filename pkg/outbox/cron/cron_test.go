@@ -180,6 +180,25 @@ func TestCronScheduleChanged(t *testing.T) {
 	b.checkTypes(t, "other")
 }
 
+// The relay has claimed a firing of the old expression, and sends it. The new expression has the same time.
+func TestCronScheduleChangedAfterAClaim(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	stop := runCron(t, b.newCron(t, newEntry("e", "0 0 1 1 *")))
+	b.waitFirings(t, "the old one", func(at []time.Time) bool { return len(at) == 1 })
+	stop()
+	if _, err := b.coll.DeleteMany(ctx, bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+
+	runCron(t, b.newCron(t, newEntry("e", "0 0 0 1 1 *")))
+	stacktest.Eventually(t, "the new expression", func() bool {
+		n, err := b.db.Collection("outbox_cron").CountDocuments(ctx, bson.D{{Key: "schedule", Value: "0 0 0 1 1 * in UTC"}})
+		return err == nil && n == 1
+	})
+	b.checkTypes(t)
+}
+
 // The state was lost. Firings that are in the outbox are not appended again.
 func TestCronWithoutItsState(t *testing.T) {
 	t.Parallel()

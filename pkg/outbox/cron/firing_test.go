@@ -170,6 +170,29 @@ func TestCronRejectsBadEntries(t *testing.T) {
 	}
 }
 
+func TestCronWhenClocksGoBack(t *testing.T) {
+	t.Parallel()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// From 22:00 UTC on, this day has 25 hours in Berlin.
+	start := parseClock("2026-10-24 21:59:59")
+	for schedule, want := range map[string]int{
+		"30 2 * * *": 1, "CRON_TZ=Europe/Berlin 30 2 * * *": 1, "*/20 2 * * *": 3, "0 */2 * * *": 12, "0 3 * * *": 1, "@daily": 1,
+		"0 * * * *": 25, "@hourly": 25, "@every 30m": 50,
+	} {
+		e, n := checkedEntry(t, Entry{Schedule: schedule, Zone: berlin}), 0
+		for at := e.nextFiring(start); at.Before(start.Add(25 * time.Hour)); at = e.nextFiring(at) {
+			n++
+		}
+		if n != want {
+			t.Errorf("%s: got %d firings, want %d", schedule, n, want)
+		}
+	}
+}
+
 // The ids of firings that a former release has appended must not change.
 func TestCronIDsOfFiringsStay(t *testing.T) {
 	t.Parallel()

@@ -52,8 +52,9 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 			return nil
 		}
 		// The firings of the old schedule that are in the outbox already must not fire.
+		var sent map[event.ID]bool
 		if changed {
-			if err := c.cancelAhead(ctx, state, now); err != nil {
+			if sent, err = c.cancelAhead(ctx, state, now); err != nil {
 				return err
 			}
 		}
@@ -70,7 +71,7 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 		if len(firings) == 0 && isStored {
 			return nil
 		}
-		if err := c.appendFirings(ctx, entry, firings); err != nil {
+		if err := c.appendFirings(ctx, entry, firings, sent); err != nil {
 			return err
 		}
 
@@ -161,33 +162,22 @@ func (c *Cron) saveState(ctx context.Context, state entryState) error {
 	return nil
 }
 
-// appendFirings appends the events of the firings that are not in the outbox yet. Some can be there
-// if the state of the entry was removed.
-func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time) error {
+// appendFirings appends the events of the firings that were not sent and are not in the outbox yet. Some can be there if the state
+// of the entry was removed.
+func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time, sent map[event.ID]bool) error {
 	ids := make([]event.ID, len(list))
 	for i, at := range list {
 		ids[i] = event.NewID(c.firingID(entry.Name, at))
 	}
 
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	cur, err := cursor.Find(ctx, c.parts.Collection, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	type firing struct {
-		ID event.ID `bson:"_id"`
-	}
-	existing, err := cursor.All[firing](ctx, fmt.Sprintf("looking for firings of cron entry %q", entry.Name), cur, err)
+	exists, err := c.findStored(ctx, entry.Name, ids)
 	if err != nil {
 		return err
 	}
 
-	// An insert of an existing id would abort the transaction.
-	exists := make(map[event.ID]bool, len(existing))
-	for _, d := range existing {
-		exists[d.ID] = true
-	}
-
 	var events []event.Event
 	for i, at := range list {
-		if !exists[ids[i]] {
+		if !exists[ids[i]] && !sent[ids[i]] {
 			events = append(events, entry.makeEvent(c.firingID(entry.Name, at), at))
 		}
 	}
@@ -195,18 +185,34 @@ func (c *Cron) appendFirings(ctx context.Context, entry *entry, list []time.Time
 	return c.box.Append(ctx, events...)
 }
 
-// cancelAhead cancels the pending firings of the expression in state. If the expression or its zone
-// is unknown to this process, it cancels nothing.
-func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time) error {
+// findStored returns which firings of entry name are in the outbox. An insert of an existing id would abort the transaction.
+func (c *Cron) findStored(ctx context.Context, name string, ids []event.ID) (map[event.ID]bool, error) {
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	cur, err := cursor.Find(ctx, c.parts.Collection, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	type firing struct {
+		ID event.ID `bson:"_id"`
+	}
+	list, err := cursor.All[firing](ctx, fmt.Sprintf("looking for firings of cron entry %q", name), cur, err)
+
+	found := make(map[event.ID]bool, len(list))
+	for _, doc := range list {
+		found[doc.ID] = true
+	}
+	return found, err
+}
+
+// cancelAhead cancels the pending firings of the expression in state. It returns the firings after now that it could not cancel,
+// because the relay has claimed them and sends them. If the expression or its zone is unknown to this process, it cancels nothing.
+func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time) (sent map[event.ID]bool, err error) {
 	spec, zoneName, _ := strings.Cut(state.Schedule, " in ")
 	fires, err := parseSchedule(spec)
 	if err != nil {
-		return nil //nolint:nilerr // the expression of another version: its firings are unknown
+		return nil, nil //nolint:nilerr // the expression of another version: its firings are unknown
 	}
 
 	zone, err := time.LoadLocation(zoneName)
 	if err != nil {
-		return nil //nolint:nilerr // a zone that this machine does not have
+		return nil, nil //nolint:nilerr // a zone that this machine does not have
 	}
 
 	// The ids of firings are derived from the name and the time, so they need not be stored.
@@ -216,11 +222,21 @@ func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time)
 	}
 
 	if len(ids) == 0 {
-		return nil
+		return nil, nil
 	}
 
+	pending, err := c.findStored(ctx, state.Name, ids)
+	if err != nil {
+		return nil, err
+	}
+	sent = make(map[event.ID]bool)
+	for _, id := range ids {
+		sent[id] = !pending[id]
+	}
+
+	// A claim since that read conflicts with the cancellation, and the transaction runs again.
 	_, err = c.box.CancelScheduled(ctx, outbox.ScheduledQuery{IDs: ids})
-	return err
+	return sent, err
 }
 
 // Forget removes the entry name after it was deleted from the code: it cancels the pending firings
@@ -238,7 +254,7 @@ func (c *Cron) Forget(ctx context.Context, name string) error {
 			return err
 		}
 		// Together with the state, in one transaction: otherwise, firings without an entry could stay.
-		if err := c.cancelAhead(ctx, state, now); err != nil {
+		if _, err := c.cancelAhead(ctx, state, now); err != nil {
 			return err
 		}
 		if _, err := c.stateCollection().DeleteOne(ctx, bson.D{{Key: "_id", Value: name}}); err != nil {

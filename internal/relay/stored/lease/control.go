@@ -131,21 +131,6 @@ func AcknowledgeIncident(ctx context.Context, coll *mongo.Collection, watcher st
 	return before.Incidents[i], nil
 }
 
-// maxSkips bounds the events that one position may pass over.
-const maxSkips = 100
-
-// RequestSkip makes the next owner pass over an event, and makes the current owner step down for hold. Earlier orders whose time
-// the position has passed are done, and are removed.
-func RequestSkip(ctx context.Context, coll *mongo.Collection, id string, skip Skip, hold time.Duration) error {
-	left := bson.D{{Key: "$filter", Value: bson.D{
-		{Key: "input", Value: mongodb.IfNull("$control.skips", bson.A{})},
-		{Key: "cond", Value: op("$gt", "$$this.at", mongodb.IfNull("$clusterTime", bson.Timestamp{}))},
-	}}}
-	skips := op("$slice", op("$concatArrays", left, bson.A{mongodb.Literal(skip)}), -maxSkips)
-	set := bson.D{{Key: "control", Value: op("$mergeObjects", stepDownControl(hold), bson.D{{Key: "skips", Value: skips}})}}
-	return updateControl(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: set}}})
-}
-
 // requestedGap returns the expression for the gap of a requested sweep. An unfinished sweep becomes part of it.
 func requestedGap(earliest any) bson.D {
 	// MongoDB ignores a missing value in $min.
