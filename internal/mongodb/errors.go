@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -92,16 +93,12 @@ const (
 // HasCode reports whether err is an error of the server with one of the codes.
 func HasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
-	if !errors.As(err, &se) {
-		return false
+	if errors.As(err, &se) {
+		return slices.ContainsFunc(codes, se.HasErrorCode)
 	}
-
-	for _, c := range codes {
-		if se.HasErrorCode(c) {
-			return true
-		}
-	}
-	return false
+	// A monitor of commands gets the error before the driver converts it.
+	raw, ok := errors.AsType[driver.Error](err)
+	return ok && slices.Contains(codes, int(raw.Code))
 }
 
 // DescribeErrorWithFix wraps err, or returns nil if err is nil. If the server rejected the command because the action
