@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -28,11 +29,12 @@ type Fencer interface {
 }
 
 // environment lists the codes of errors that are no fault of the documents of a write: the same write succeeds when the
-// server, its members or its users are in order again. With 8000 the proxy of Atlas rejects a request for its user, its command, a
+// server, its members or its users are in order again. With 371 a server rejects all writes of users, because an operator or a migration has
+// blocked them, or because the disk is nearly full. With 8000 the proxy of Atlas rejects a request for its user, its command, a
 // quota or a rate, before the server sees a document.
 var environment = []int{
-	6, 7, 13, 18, 24, 43, 46, 50, 64, 89, 91, 100, 112, 133, 134, 150, 175, 189, 202, 225, 237, 244, 246, 251, 256, 262, 267, 279, 290,
-	317, 323, 358, 384, 391, 402, 462, 8000, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031,
+	6, 7, 13, 18, 24, 43, 46, 50, 64, 89, 91, 100, 112, 133, 134, 150, 175, 189, 202, 211, 225, 237, 244, 246, 251, 256, 261, 262, 267,
+	279, 290, 317, 323, 358, 371, 384, 391, 402, 462, 8000, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031,
 }
 
 // IsRejection reports whether MongoDB, or its driver, rejects a write for the contents of its documents, for example for their
@@ -97,16 +99,12 @@ const (
 // HasCode reports whether err is an error of the server with one of the codes.
 func HasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
-	if !errors.As(err, &se) {
-		return false
+	if errors.As(err, &se) {
+		return slices.ContainsFunc(codes, se.HasErrorCode)
 	}
-
-	for _, c := range codes {
-		if se.HasErrorCode(c) {
-			return true
-		}
-	}
-	return false
+	// A monitor of commands gets the error before the driver converts it.
+	raw, ok := errors.AsType[driver.Error](err)
+	return ok && slices.Contains(codes, int(raw.Code))
 }
 
 // DescribeErrorWithFix wraps err, or returns nil if err is nil. If the server rejected the command because the action

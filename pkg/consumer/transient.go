@@ -24,6 +24,7 @@ var transientCodes = []int{
 	251,   // NoSuchTransaction: it was aborted, for example by a new primary
 	262,   // ExceededTimeLimit
 	290,   // TransactionExceededLifetimeLimitSeconds
+	371,   // UserWritesBlocked: by an operator, by a migration, or because the disk is nearly full
 	462,   // IngressRequestRateLimitExceeded: the server sheds load
 	9001,  // SocketException
 	10107, // NotWritablePrimary
@@ -33,6 +34,7 @@ var transientCodes = []int{
 	13388, // StaleConfig
 	13435, // NotPrimaryNoSecondaryOk
 	13436, // NotPrimaryOrSecondary
+	14031, // OutOfDiskSpace
 }
 
 // transientLabels are the error labels of the driver with the same meaning.

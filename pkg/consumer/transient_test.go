@@ -27,6 +27,8 @@ func TestCodesAndLabelsMakeAnErrorTransient(t *testing.T) {
 		{mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}, true},
 		{mongo.CommandError{Labels: []string{"NetworkError"}}, true},
 		{mongo.CommandError{Code: 462}, true},
+		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 371}}}, true},
+		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 14031}}}, true},
 		{mongo.CommandError{Code: 1, Labels: []string{"SystemOverloadedError", "RetryableError"}}, true},
 		{fmt.Errorf("x: %w", mongo.CommandError{Code: 50, Wrapped: context.DeadlineExceeded}), true},
 		{mongo.WriteException{WriteErrors: mongo.WriteErrors{{Code: 11000}}}, false},

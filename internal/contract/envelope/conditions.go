@@ -28,10 +28,12 @@ func ScheduledEntry() bson.E {
 	return bson.E{Key: "dueAt", Value: bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}}
 }
 
-// Unscheduled returns the condition for an envelope that the stream sends, or moves to the dead letters: every envelope
-// without a due time, also if its dueAt has another type.
-func Unscheduled() bson.E {
-	return bson.E{Key: "$nor", Value: bson.A{bson.D{Scheduled()}}}
+// Undelivered returns the condition for an envelope that the stream sends, or moves to the dead letters, and that the relay has not marked as
+// delivered. It has no due time; a dueAt of another type is none. A service may store a field sentAt too, so a mark needs the list of
+// places as well.
+func Undelivered() bson.E {
+	marked := bson.D{Marked(), {Key: "sent", Value: bson.D{{Key: "$type", Value: "array"}}}}
+	return bson.E{Key: "$nor", Value: bson.A{bson.D{Scheduled()}, marked}}
 }
 
 // Marked returns the condition for an envelope with the time of its delivery.

@@ -56,13 +56,17 @@ func (p *Pool) takeSession() (*mongo.Session, error) {
 	return p.client.StartSession()
 }
 
-// returnSession makes the session idle. It aborts a transaction that a panic has left open.
+// returnSession makes the session idle, unless it has ended. It aborts a transaction that a panic has left open.
 func (p *Pool) returnSession(ctx context.Context, sess *mongo.Session) {
 	if sess.TransactionRunning() {
 		ctx, cancel := context.WithTimeout(ctx, poolAbortTimeout)
 		defer cancel()
 		// The next transaction of the session ends this one in any case.
 		_ = sess.AbortTransaction(ctx)
+	}
+	// A callback that ends its session gives it to the driver, which rejects each later transaction in it.
+	if hasEnded := sess.AdvanceClusterTime(nil) != nil; hasEnded {
+		return
 	}
 
 	p.mu.Lock()

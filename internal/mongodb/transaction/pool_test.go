@@ -112,6 +112,33 @@ func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
 	insert(t.Context())
 }
 
+// A callback that ends the session which it gets, as programs of the driver do, fails alone: the next transaction has another session.
+func TestAPoolGivesUpASessionThatACallbackEnds(t *testing.T) {
+	t.Parallel()
+	client := stacktest.Client(t)
+	coll := stacktest.Database(t, client).Collection("docs")
+	pool := transaction.NewPool(client)
+	insert := func(ctx context.Context) error {
+		_, err := coll.InsertOne(ctx, bson.D{})
+		return err
+	}
+
+	err := pool.Run(t.Context(), func(ctx context.Context) error {
+		defer mongo.SessionFromContext(ctx).EndSession(ctx)
+		return insert(ctx)
+	})
+	if !errors.Is(err, transaction.ErrEnded) {
+		t.Errorf("got %v, want %v", err, transaction.ErrEnded)
+	}
+
+	if err := pool.Run(t.Context(), insert); err != nil {
+		t.Errorf("the next transaction: %v", err)
+	}
+	if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
+		t.Errorf("%d documents, %v", n, err)
+	}
+}
+
 // If neither the callback, the abort nor the end of the session has a connection, the server would keep the locks for a minute.
 func TestATransactionOfAPoolWhoseAbortIsLostDoesNotStayOpen(t *testing.T) {
 	t.Parallel()

@@ -193,6 +193,8 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	mustInsert(t, f.a, append(letterOf("sent", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 120, I: 1}}, bson.E{Key: "sentAt", Value: sent},
 		bson.E{Key: "sent", Value: bson.A{bson.D{{Key: "topic", Value: "orders"}, {Key: "partition", Value: 3}, {Key: "offset", Value: int64(77)}}}}))
 	mustInsert(t, f.a, append(letterOf("young", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now, I: 2}}))
+	// A field sentAt of a service is no mark of the relay.
+	mustInsert(t, f.a, append(letterOf("own field", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now, I: 3}}, bson.E{Key: "sentAt", Value: sent}))
 	mustInsert(t, f.b, append(letterOf("later", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 60, I: 3}}, bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}))
 	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
 	// The service has removed one of the waiting envelopes from its outbox.
@@ -237,8 +239,10 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if got := one("reused").Envelopes; len(got) != 2 || got[0].State == "waiting" || got[1].State != "waiting" {
 		t.Errorf("%+v", got)
 	}
-	if e := one("young").Envelopes[0]; e.State != "appended" {
-		t.Errorf("%+v", e)
+	for _, id := range []string{"young", "own field"} {
+		if e := one(id).Envelopes[0]; e.State != "appended" || e.SentAt != nil {
+			t.Errorf("%+v", e)
+		}
 	}
 	if e := one("later").Envelopes[0]; e.State != "scheduled" || e.DueAt == nil {
 		t.Errorf("%+v", e)

@@ -324,6 +324,11 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		}
 	}
 
+	// The mark of the relay has both fields. A service may store a field sentAt too.
+	if stored.Sent == nil {
+		stored.SentAt = nil
+	}
+
 	cause := readCause(raw)
 	foundEnvelope := FoundEnvelope{
 		Collection:    ns,

@@ -36,7 +36,7 @@ func TestSweepPlanCountsTheEnvelopesOfASweep(t *testing.T) {
 		append(letterOf("new", planted), bson.E{Key: "ts", Value: bson.Timestamp{}}), // stamped by the server
 		letterOf("unstamped", planted),
 		append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
-		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
+		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}}))
 	for from, want := range map[time.Time]int64{{}: 3, before: 2} {
 		got, err := f.op.Recovery().PlanSweep(t.Context(), from)
 		if err != nil || len(got) != 2 || !slices.Contains(got, admin.SweepCount{Collection: mongodb.Namespace(f.a), Envelopes: want}) {

@@ -95,10 +95,10 @@ func NewClients(
 	}
 
 	// The driver connects in the background, so these errors are errors of the options.
-	if clients.Stream, err = mongo.Connect(stream); err != nil {
+	if clients.Stream, err = connectWithLogins(stream, log); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
-	if clients.State, err = mongo.Connect(state); err != nil {
+	if clients.State, err = connectWithLogins(state, log); err != nil {
 		clients.Disconnect(context.Background())
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}

@@ -130,7 +130,7 @@ func TestN27_AnAddedCollectionCountsAsReadOnceItsEventsAreSafe(t *testing.T) {
 	b.runOnce("outbox", "first", b.watch("outbox"))
 	both := []string{b.watch("outbox", "later", "third*"), "lease.drain=1s"}
 	stop := b.start(both...)
-	b.log.wait(t, "sweeping them")
+	b.log.wait(t, "sweeping collections that got watched names")
 	b.appendTo("third", "third")
 	b.log.wait(t, "a new collection is watched")
 	if err := stop(); err != nil {

@@ -27,7 +27,8 @@ var (
 	// errDeadline means that a step ran out of time without a response of the coordinator that decides it.
 	errDeadline = errors.New("no usable response in time")
 	// ErrIDForbidden means that the ACLs do not allow this user to use a transactional id.
-	ErrIDForbidden = errors.New("the transactional id may not be used")
+	ErrIDForbidden = errors.New("the transactional id may not be used; " +
+		"grant this user WRITE and DESCRIBE on the transactional ids that begin with \"outrelay.\"")
 )
 
 // Producer is a producer id and its epoch.
@@ -46,12 +47,15 @@ func NewClient(client *kafkawire.Client) *Client { return &Client{client} }
 // Init returns the next epoch of a transactional id. With anyEpoch it takes the id over, and aborts the
 // transaction that the last owner has left open. With a producer, only the holder of that epoch gets the
 // next one. It retries while the coordinator is away or loading, until ctx ends. Errors: errStuck,
-// ErrFenced, errDeadline, or the code of a rejection.
+// ErrFenced, ErrIDForbidden, errDeadline, or the code of a rejection.
 func (c *Client) Init(ctx context.Context, id string, producer Producer, patience Patience) (got Producer, err error) {
 	err = patience.retry(ctx, "taking transactional id "+id, func() error {
 		got, err = c.kafka.InitProducerID(ctx, id, producer)
 		return err
 	})
+	if errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed) || errors.Is(err, kafkawire.ClusterAuthorizationFailed) {
+		err = fmt.Errorf("%w: %w", ErrIDForbidden, err)
+	}
 	if err != nil {
 		return Producer{}, err
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
-	"github.com/outrelay/outrelay/internal/kafkawire"
 )
 
 // FenceOff fences all processes that may still send with a transactional id, as a takeover does
@@ -70,13 +69,9 @@ func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string
 // waits for it.
 func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
 	_, err := c.Init(ctx, id, anyEpoch, Patience{Total: 5 * time.Second})
-	switch {
-	case errors.Is(err, errStuck):
+	if errors.Is(err, errStuck) {
 		// The coordinator has accepted the id, and is busy with it.
 		return nil
-	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed),
-		errors.Is(err, kafkawire.ClusterAuthorizationFailed):
-		return fmt.Errorf("%w: %w", ErrIDForbidden, err)
 	}
 	return err
 }

@@ -1,9 +1,13 @@
 package fence
 
 import (
+	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -40,5 +44,28 @@ func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 
 	if all.Load() > 0 || requests.Load() < 1 {
 		t.Errorf("%d of %d metadata requests were for all topics, want none of at least 1", all.Load(), requests.Load())
+	}
+}
+
+// A user who may not use the transactional ids of the relay gets the rights that are missing, with the error of each takeover.
+func TestAForbiddenTransactionalIDNamesTheRights(t *testing.T) {
+	t.Parallel()
+	for _, key := range []kmsg.Key{kmsg.FindCoordinator, kmsg.InitProducerID} {
+		cluster, err := kfake.NewCluster(kfake.NumBrokers(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(cluster.Close)
+		cluster.Fault(kfake.Fault{Keys: []kmsg.Key{key}, Err: kerr.TransactionalIDAuthorizationFailed, Count: 1})
+		brokers, err := kafkawire.NewClient(kafkawire.Config{Brokers: cluster.ListenAddrs()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(brokers.Close)
+
+		_, err = NewClient(brokers).Init(t.Context(), "outrelay.a", anyEpoch, Patience{Total: 10 * time.Second})
+		if !errors.Is(err, ErrIDForbidden) || !strings.Contains(err.Error(), "grant this user WRITE and DESCRIBE") {
+			t.Errorf("%v: %v", key, err)
+		}
 	}
 }

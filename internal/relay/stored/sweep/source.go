@@ -28,10 +28,7 @@ const (
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
 
 // streamFilter matches the envelopes that the stream has to send or to move to the dead letters, together with the conditions in and.
-// An envelope with a due time is sent for another reason, and one with sentAt was sent.
-func streamFilter(and ...bson.E) bson.D {
-	return append(bson.D{envelope.Unscheduled(), {Key: "sentAt", Value: nil}}, and...)
-}
+func streamFilter(and ...bson.E) bson.D { return append(bson.D{envelope.Undelivered()}, and...) }
 
 // stampedFilter matches the envelopes with a stamp in (after, until].
 func stampedFilter(after, until bson.Timestamp) bson.D {

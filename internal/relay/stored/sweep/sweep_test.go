@@ -38,7 +38,7 @@ func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
 	b.insert(t.Context(), b.newOutbox("a"), "own fields", bson.E{Key: "state", Value: "retry"}, bson.E{Key: "claim", Value: 1}, bson.E{Key: "pending", Value: "x"})
 	want = append(want, "own fields")
 	b.insert(t.Context(), b.newOutbox("b"), "scheduled", bson.E{Key: "dueAt", Value: time.Now()})
-	b.insert(t.Context(), b.newOutbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()})
+	b.insert(t.Context(), b.newOutbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}})
 	to := b.clusterTime()
 	b.insert(t.Context(), b.newOutbox("a"), "late")
 
@@ -214,7 +214,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 
 	for i := range 50 {
-		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
+		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}})
 	}
 	b.insert(t.Context(), c, "stamped")
 	if found, err := HasUnstamped(t.Context(), b.clusterTime(), c, slot.Range{}); err != nil || found {

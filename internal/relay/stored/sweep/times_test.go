@@ -77,3 +77,38 @@ func TestN22_OnlyADueTimeIsLeftToTheSchedule(t *testing.T) {
 	slices.Sort(want)
 	p.checkSent(t, want...)
 }
+
+// TestN22_AFieldOfAServiceIsNoMark: a service may store a field sentAt in its envelopes, which the stream ignores. A sweep delivers them as
+// well, and leaves out only those that the relay has marked as delivered.
+func TestN22_AFieldOfAServiceIsNoMark(t *testing.T) {
+	t.Parallel()
+	b := newBundle(t)
+	now := time.Now()
+	var want []string
+	for i, fields := range []bson.D{
+		{{Key: "sentAt", Value: now}},
+		{{Key: "sentAt", Value: "today"}},
+		{{Key: "sentAt", Value: bson.A{now}}},
+		{{Key: "sentAt", Value: nil}},
+		{{Key: "sent", Value: bson.A{}}},
+		{{Key: "sentAt", Value: now}, {Key: "sent", Value: true}},
+		{{Key: "sentAt", Value: "now"}, {Key: "sent", Value: bson.A{}}},
+	} {
+		for _, ts := range []any{bson.Timestamp{}, nil} {
+			id := fmt.Sprintf("%02d %T", i, ts)
+			if _, err := b.newOutbox("o").InsertOne(t.Context(), append(bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: ts}}, fields...)); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, id)
+		}
+	}
+	for _, places := range []bson.A{{}, {bson.D{{Key: "topic", Value: "orders"}}}} {
+		b.insert(t.Context(), b.newOutbox("o"), fmt.Sprint("marked ", len(places)), bson.E{Key: "sentAt", Value: now}, bson.E{Key: "sent", Value: places})
+	}
+
+	p := &publisher{}
+	b.run(b.newSweep(b.clusterTime(), p, "o"))
+	slices.Sort(p.ids)
+	slices.Sort(want)
+	p.checkSent(t, want...)
+}
