@@ -92,6 +92,10 @@ func NewClients(
 		if err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)
 		}
+		// Neither client is connected if the other one cannot be.
+		if err := opts.Validate(); err != nil {
+			return nil, fmt.Errorf("mongodb.uri: %w", err)
+		}
 	}
 
 	// The driver connects in the background, so these errors are errors of the options.
@@ -99,7 +103,6 @@ func NewClients(
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	if clients.State, err = connectWithLogins(state, log); err != nil {
-		clients.Disconnect(context.Background())
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
 	}
 	return clients, nil

@@ -46,7 +46,7 @@ type run struct {
 	byTime    bool
 	startTime bson.Timestamp
 
-	// delivered is a position of another stream, up to which the events of this one were sent to the caller too (N23).
+	// delivered is a position of another stream, up to which the caller has the events of the present stream too (N23).
 	delivered resume.Position
 
 	// checkpointHash and checkpointUUID are checked at the first opening (N23).

@@ -314,6 +314,7 @@ func (c *Collections) LeaveCollection(ctx context.Context, ev *changes.Event) er
 		})
 		c.mu.Unlock()
 	}
+
 	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
 		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
 	})

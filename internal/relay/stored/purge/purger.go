@@ -250,6 +250,7 @@ func (p *Purger) forgetUnwatched(watched []outboxes.Outbox) {
 	for _, o := range watched {
 		isWatched[o.UUID] = true
 	}
+
 	for uuid := range p.candidates {
 		if !isWatched[uuid] {
 			p.forgetFailure(uuid)
@@ -259,6 +260,7 @@ func (p *Purger) forgetUnwatched(watched []outboxes.Outbox) {
 			delete(p.loggedHolds, uuid)
 		}
 	}
+
 	for _, o := range watched {
 		if p.candidates[o.UUID] == nil {
 			p.candidates[o.UUID] = &Candidates{}

@@ -52,14 +52,14 @@ func (c Cut) deleteMany(ctx context.Context, coll *mongo.Collection, filter bson
 		statement = append(statement, bson.E{Key: "hint", Value: hint})
 	}
 	ns := mongodb.Namespace(coll)
-	deleted, err := c.write(ctx, coll, bson.D{{Key: "delete", Value: coll.Name()}, {Key: "deletes", Value: bson.A{statement}}})
+	deleted, err := c.runWrite(ctx, coll, bson.D{{Key: "delete", Value: coll.Name()}, {Key: "deletes", Value: bson.A{statement}}})
 	return deleted, mongodb.DescribeError(err, "purging "+ns, "remove", ns)
 }
 
-// write runs a delete or update command with the majority write concern, and returns how many documents it has found. A rename may give the
+// runWrite runs a delete or update command with the majority write concern, and returns how many documents it has found. A rename may give the
 // name to another collection at any time, whose envelopes are not delivered. So the server compares the UUID (N25): the error is then a
 // [*HeldError].
-func (c Cut) write(ctx context.Context, coll *mongo.Collection, command bson.D) (int64, error) {
+func (c Cut) runWrite(ctx context.Context, coll *mongo.Collection, command bson.D) (int64, error) {
 	command = append(command, bson.E{Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}, {Key: "j", Value: true}}})
 	if c.UUID != [16]byte{} {
 		command = append(command, bson.E{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: c.UUID[:]}})

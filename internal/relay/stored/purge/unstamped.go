@@ -181,7 +181,7 @@ func (c *Candidates) purge(ctx context.Context, coll *mongo.Collection, cut Cut,
 	// The retention of an envelope without a time in its id counts from this stamp.
 	stamp := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "ts", Value: "$$CLUSTER_TIME"}}}}}
 	update := bson.D{{Key: "q", Value: filter(part)}, {Key: "u", Value: stamp}, {Key: "multi", Value: true}, {Key: "hint", Value: outboxes.PickedByID}}
-	_, err = cut.write(ctx, coll, bson.D{{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{update}}})
+	_, err = cut.runWrite(ctx, coll, bson.D{{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{update}}})
 	if err != nil {
 		ns := mongodb.Namespace(coll)
 		return 0, mongodb.DescribeError(err, "stamping the delivered envelopes of "+ns, "update", ns)
