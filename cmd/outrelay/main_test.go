@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(4)
+	stacktest.Wide(8)
 	// The runtime's signal goroutine never ends. Start it before the check for leaked goroutines.
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, os.Interrupt)

@@ -17,62 +17,69 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/franz"
 )
 
-// A member with a broken network to MongoDB keeps its membership in Kafka, so nobody else would get its partitions.
+// The tests of both transports are not subtests, which would begin after all other tests of the package: they take half a minute.
 func TestAMemberThatCannotReachMongoDBLeavesItsGroup(t *testing.T) {
 	t.Parallel()
-	for name, use := range map[string][]consumer.Option{"kafka-go": nil, "franz": {franz.Use()}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			// Its outage takes long, and other tests would wait for the fail point of the shared server.
-			stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
-			app, own := stacktest.Name(t), options.Client().ApplyURI(stack.MongoURI())
-			k := newKit(t, 2, own)
-			var connections atomic.Int64
-			cut := newKitOf(k, own, options.Client().SetAppName(app).SetPoolMonitor(&event.PoolMonitor{Event: func(e *event.PoolEvent) {
-				if e.Type == event.ConnectionCreated {
-					connections.Add(1)
-				}
-			}}))
-			left := make(chan struct{}, 10)
-			hook := consumer.WithErrorHook(func(_ context.Context, err error) {
-				k.logError(err)
-				if strings.Contains(err.Error(), "leaving the group") {
-					left <- struct{}{}
-				}
-			})
-			healthy := k.newConsumer(use...)
-			addHandler(t, healthy, "counted", k.insertInto("effects"))
-			k.start(healthy)
-			lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
-			addHandler(t, lonely, "counted", cut.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 100}))
-			k.start(lonely)
-			each := func(n int) func(context.Context) bool {
-				return func(context.Context) bool {
-					return len(healthy.Status().Partitions) == n && len(lonely.Status().Partitions) == 2-n
-				}
-			}
-			k.waitUntil("each member to have a partition", each(1))
+	checkAwayMemberLeaves(t)
+}
 
-			end := stacktest.FailCommandOn(t, k.db.Client(), app, "alwaysOn", bson.D{
-				{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "delete", "findAndModify", "commitTransaction", "abortTransaction", "killSessions"}},
-				{Key: "closeConnection", Value: true},
-			})
-			all := newMessages(8, 32)
-			k.publish(all[:16]...)
-			connections.Store(0)
-			began := time.Now()
-			k.waitFor("the member to leave", left)
-			if n, took := connections.Load(), time.Since(began); float64(n) > 50+50*took.Seconds() {
-				t.Errorf("the member opened %d connections to MongoDB in %v", n, took)
-			}
-			k.waitUntil("the other member to have both partitions", each(2))
-			k.waitCount("effects", 16)
+func TestAMemberThatCannotReachMongoDBLeavesItsGroupWithFranz(t *testing.T) {
+	t.Parallel()
+	checkAwayMemberLeaves(t, franz.Use())
+}
 
-			end()
-			k.waitUntil("the member to be back", each(1))
-			k.publish(all[16:]...)
-			k.waitCount("effects", 32)
-			k.checkOnce("effects", 32)
-		})
+// checkAwayMemberLeaves checks that a member with a broken network to MongoDB leaves its group. It would keep its membership in
+// Kafka, so no other member would get its partitions.
+func checkAwayMemberLeaves(t *testing.T, use ...consumer.Option) {
+	t.Helper()
+	// Its outage takes long, and other tests would wait for the fail point of the shared server.
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true})
+	app, own := stacktest.Name(t), options.Client().ApplyURI(stack.MongoURI())
+	k := newKit(t, 2, own)
+	var connections atomic.Int64
+	cut := newKitOf(k, own, options.Client().SetAppName(app).SetPoolMonitor(&event.PoolMonitor{Event: func(e *event.PoolEvent) {
+		if e.Type == event.ConnectionCreated {
+			connections.Add(1)
+		}
+	}}))
+	left := make(chan struct{}, 10)
+	hook := consumer.WithErrorHook(func(_ context.Context, err error) {
+		k.logError(err)
+		if strings.Contains(err.Error(), "leaving the group") {
+			left <- struct{}{}
+		}
+	})
+	healthy := k.newConsumer(use...)
+	addHandler(t, healthy, "counted", k.insertInto("effects"))
+	k.start(healthy)
+	lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
+	addHandler(t, lonely, "counted", cut.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 100}))
+	k.start(lonely)
+	each := func(n int) func(context.Context) bool {
+		return func(context.Context) bool {
+			return len(healthy.Status().Partitions) == n && len(lonely.Status().Partitions) == 2-n
+		}
 	}
+	k.waitUntil("each member to have a partition", each(1))
+
+	end := stacktest.FailCommandOn(t, k.db.Client(), app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "delete", "findAndModify", "commitTransaction", "abortTransaction", "killSessions"}},
+		{Key: "closeConnection", Value: true},
+	})
+	all := newMessages(8, 32)
+	k.publish(all[:16]...)
+	connections.Store(0)
+	began := time.Now()
+	k.waitFor("the member to leave", left)
+	if n, took := connections.Load(), time.Since(began); float64(n) > 50+50*took.Seconds() {
+		t.Errorf("the member opened %d connections to MongoDB in %v", n, took)
+	}
+	k.waitUntil("the other member to have both partitions", each(2))
+	k.waitCount("effects", 16)
+
+	end()
+	k.waitUntil("the member to be back", each(1))
+	k.publish(all[16:]...)
+	k.waitCount("effects", 32)
+	k.checkOnce("effects", 32)
 }

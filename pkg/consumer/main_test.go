@@ -9,6 +9,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(8)
+	stacktest.Wide(10)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }

@@ -18,7 +18,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/relay"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}
 
 // patience is the time limit for events that usually take seconds, on a busy machine.
 const patience = 60 * time.Second

@@ -335,6 +335,7 @@ func TestSessionOfAnotherClientIsRejected(t *testing.T) {
 
 // The fail point is for the whole server, so the cases run one after the other.
 func TestTransactionRetries(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		data    bson.D

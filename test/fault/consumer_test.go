@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/lab/demo/member"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/internal/service/transport"
@@ -119,7 +120,11 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 // newShopScene starts a scene with a relay that has taken over, and two consumers of a role that share the partitions.
 func newShopScene(t *testing.T, role member.Role) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
-	s := kit.New(t, kit.Options{})
+	// A killed consumer leaves its transaction open. MongoDB keeps the locks of the transaction for this time, by default a minute.
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true, Mongo: devstack.MongoOptions{
+		Parameters: map[string]string{"transactionLifetimeLimitSeconds": "10"},
+	}})
+	s := kit.New(t, kit.Options{Stack: stack})
 	c := s.NewCrew(role, "order")
 	s.StartRelay().WaitTookOver()
 	hands := []*kit.Process{c.StartMember(), c.StartMember()}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outboxtest"
@@ -100,8 +101,9 @@ func TestMappedDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	var letter letters.Dead
+	// The command reads what is majority-committed.
 	stacktest.Eventually(t, "the document becomes a dead letter", func() bool {
-		return s.State.Collection("letters").FindOne(t.Context(), bson.D{{Key: "id", Value: bad[0].Value}}).Decode(&letter) == nil
+		return mongodb.Majority(s.State.Collection("letters")).FindOne(t.Context(), bson.D{{Key: "id", Value: bad[0].Value}}).Decode(&letter) == nil
 	})
 	if letter.Class != "malformed" || !strings.Contains(letter.Reason, "kind") || letter.Type != "OrderPlaced" || letter.Key != "0" {
 		t.Errorf("dead letter %+v", letter)

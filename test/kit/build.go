@@ -32,10 +32,10 @@ func Main(m *testing.M) {
 	MainBeside(m)
 }
 
-// MainBeside runs the tests of a package and removes the program that they built. Six tests run in parallel,
+// MainBeside runs the tests of a package and removes the program that they built. Seven tests run in parallel,
 // because they mostly wait for leases to expire. It fails if goroutines are left.
 func MainBeside(m *testing.M) {
-	stacktest.Wide(6)
+	stacktest.Wide(7)
 	// A proxy that is closed while it passes data on leaves a goroutine of its library.
 	ofProxy := goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe")
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), ofProxy, goleak.Cleanup(func(code int) {

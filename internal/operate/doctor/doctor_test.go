@@ -35,7 +35,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(4)
+	stacktest.Wide(8)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -15,11 +16,11 @@ import (
 // indexes, the first start takes as long, and ends.
 func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setupOn(t, stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true}).MongoURI())
 	b.append(3)
 	for i, client := range []string{"state", "stream"} {
 		node := stacktest.Name(t)
-		off := stacktest.FailCommand(t, "outrelay "+client+" "+node, "alwaysOn", bson.D{
+		off := stacktest.FailCommandOn(t, b.client, "outrelay "+client+" "+node, "alwaysOn", bson.D{
 			{Key: "failCommands", Value: bson.A{"find", "aggregate"}},
 			{Key: "namespace", Value: b.db.Name() + ".outbox"},
 			{Key: "blockConnection", Value: true},

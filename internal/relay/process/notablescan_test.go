@@ -1,7 +1,6 @@
 package process_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -9,8 +8,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/lab/devstack"
@@ -20,10 +17,8 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/divisions"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
-	"github.com/outrelay/outrelay/internal/relay/stored/state"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // TestEveryQueryOfTheStateHasAnIndex: with notablescan, the server rejects a query with a condition that no index serves. The relay takes
@@ -31,23 +26,9 @@ import (
 func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 	t.Parallel()
 	s := stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true, Mongo: devstack.MongoOptions{Parameters: map[string]string{"notablescan": "1"}}})
-	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoURI()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.Disconnect(context.WithoutCancel(t.Context())) })
-
-	b := &bundle{t: t, client: client, db: client.Database("shop"), topic: stacktest.Topic(t, 3), log: &lines{more: make(chan struct{})}}
+	b := setupOn(t, s.MongoURI())
 	b.logAs = &slog.HandlerOptions{Level: slog.LevelDebug}
-	b.state = state.Of(client.Database("relay"))
-	if b.box, err = outbox.New(b.db, outbox.WithoutTransaction()); err != nil {
-		t.Fatal(err)
-	}
-	b.env = []string{
-		"OUTRELAY_MONGODB_URI=" + s.MongoURI(), "OUTRELAY_STATE_DATABASE=relay", "OUTRELAY_WATCH=shop.outbox", "OUTRELAY_HTTP_LISTEN=off",
-		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","), "OUTRELAY_TOPICS_TEMPLATE=" + b.topic, "OUTRELAY_LOG_LEVEL=debug",
-		"OUTRELAY_SLOTS=2",
-	}
+	b.env = append(b.env, "OUTRELAY_LOG_LEVEL=debug", "OUTRELAY_SLOTS=2")
 
 	// The relay logs at debug level what fails every few seconds.
 	t.Cleanup(func() {
@@ -79,7 +60,7 @@ func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 	stacktest.EventuallyIn(t, patience, "the history is recorded", func() bool { return b.count("history", bson.D{}) > 0 })
 	stacktest.EventuallyIn(t, patience, "the figures are stored", func() bool { return b.count("figures", bson.D{}) > 0 })
 
-	q := queries{t}
+	q := queries{t, b.db.Name()}
 	q.asOperator(op)
 	q.asRelay(b)
 	q.act(op)
@@ -90,7 +71,10 @@ func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 }
 
 // queries runs queries, and reports those that no index serves.
-type queries struct{ t *testing.T }
+type queries struct {
+	t  *testing.T
+	db string // of the outbox
+}
 
 // check reports an error of a query without an index. The result and other errors do not matter here.
 func (q queries) check(name string, err error) {
@@ -109,7 +93,7 @@ func runQuery[T any](q queries, name string, query func() (T, error)) {
 
 // asOperator reads what an operator reads, with each condition of each list.
 func (q queries) asOperator(op admin.Operator) {
-	ctx, now, ns := q.t.Context(), time.Now(), "shop.outbox"
+	ctx, now, ns := q.t.Context(), time.Now(), q.db+".outbox"
 	runQuery(q, "status", func() (any, error) { return admin.ReadStatus(ctx, op.State) })
 	runQuery(q, "overview", func() (any, error) { return op.Overview(ctx) })
 	runQuery(q, "ping", func() (any, error) { return op.Ping(ctx) })
@@ -189,14 +173,14 @@ func (q queries) asRelay(b *bundle) {
 	store := waiting.NewStore(coll("waiting"), "default", slot.Range{I: 1, N: 2})
 	take := func(*waiting.Document) error { return nil }
 	runQuery(q, "due keys", func() (any, error) { return store.DueKeys(ctx, time.Now(), []string{"t"}, 10) })
-	runQuery(q, "of an outbox", func() (any, error) { return store.OfOutbox(ctx, "shop", "outbox", "82FF", 10) })
-	runQuery(q, "of a database", func() (any, error) { return store.OfOutbox(ctx, "shop", "", "82FF", 10) })
+	runQuery(q, "of an outbox", func() (any, error) { return store.OfOutbox(ctx, q.db, "outbox", "82FF", 10) })
+	runQuery(q, "of a database", func() (any, error) { return store.OfOutbox(ctx, q.db, "", "82FF", 10) })
 	q.check("each", store.Each(ctx, take))
 	q.check("each of topics", store.EachWithoutPayload(ctx, []string{"t"}, take))
 	q.check("stamps", store.EachStamp(ctx, func(string, bson.RawValue, bson.Timestamp) error { return nil }))
 	ids := []bson.RawValue{{Type: bson.TypeString, Value: bson.Raw{2, 0, 0, 0, 'x', 0}}}
-	q.check("of ids", store.OfIDs(ctx, "shop.outbox", ids, take))
-	q.check("stamps of ids", waiting.EachStampOf(ctx, coll("waiting"), "default", "shop.outbox", ids, func(bson.RawValue, bson.Timestamp) {}))
+	q.check("of ids", store.OfIDs(ctx, q.db+".outbox", ids, take))
+	q.check("stamps of ids", waiting.EachStampOf(ctx, coll("waiting"), "default", q.db+".outbox", ids, func(bson.RawValue, bson.Timestamp) {}))
 
 	registry := nodes.NewNodes(coll("nodes"))
 	runQuery(q, "alive", func() (any, error) { return registry.Alive(ctx, "x", time.Minute) })
@@ -237,7 +221,7 @@ func (q queries) act(op admin.Operator) {
 	runQuery(q, "clearing", func() (any, error) {
 		return op.Clear(ctx, admin.ClearOrder{What: []string{"dead", "audit", "replays"}, Confirm: admin.ClearPhrase("default"), Force: true})
 	})
-	runQuery(q, "releasing a collection", func() (any, error) { return op.Recovery().ReleaseCollection(ctx, "shop.outbox") })
+	runQuery(q, "releasing a collection", func() (any, error) { return op.Recovery().ReleaseCollection(ctx, q.db+".outbox") })
 }
 
 // listNodes returns the names of the nodes.

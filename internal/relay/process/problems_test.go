@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/problems"
@@ -45,12 +46,12 @@ func TestARepeatedStepIsAProblemEverywhere(t *testing.T) {
 	} {
 		t.Run(c.part, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
+			b := setupOn(t, stacktest.Own(t, devstack.Options{Mongods: 1, Quick: true}).MongoURI())
 			node := stacktest.Name(t)
 			var r *process.Relay
 			b.startAs(func(relay *process.Relay) { r = relay; r.Hasten(10 * time.Second) }, "node="+node, "http.readiness=1s")
 			b.log.wait(t, "took over")
-			repaired := stacktest.FailCommand(t, c.app+node, "alwaysOn", c.fail)
+			repaired := stacktest.FailCommandOn(t, b.client, c.app+node, "alwaysOn", c.fail)
 			topic := b.topic
 			if c.waits {
 				topic = "missing-" + b.topic

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/base/metrics"
@@ -29,7 +30,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(8)
+	stacktest.Wide(10)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
@@ -90,7 +91,13 @@ func (l *lines) wait(t *testing.T, text string) string {
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	c := stacktest.Client(t)
+	return setupOn(t, stacktest.MongoURI(t))
+}
+
+// setupOn is setup with the databases on another replica set. A test that needs a fail point for many seconds has its own.
+func setupOn(t *testing.T, uri string) *bundle {
+	t.Helper()
+	c := stacktest.Client(t, options.Client().ApplyURI(uri))
 	b := &bundle{t: t, client: c, db: stacktest.Database(t, c), state: state.Of(stacktest.Database(t, c)), topic: stacktest.Topic(t, 3)}
 	var err error
 	if b.box, err = outbox.New(b.db, outbox.WithoutTransaction()); err != nil {
@@ -99,7 +106,7 @@ func setup(t *testing.T) *bundle {
 
 	b.log = &lines{more: make(chan struct{})}
 	b.env = []string{
-		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t),
+		"OUTRELAY_MONGODB_URI=" + uri,
 		"OUTRELAY_STATE_DATABASE=" + b.state.Name(),
 		"OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_WATCH=" + b.db.Name() + ".outbox",

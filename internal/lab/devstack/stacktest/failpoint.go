@@ -2,6 +2,7 @@ package stacktest
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -19,8 +20,8 @@ const failPointWait = 8 * time.Minute
 
 // FailCommand sets the fail point failCommand of the shared server for clients with the app name, until off
 // is called or the test ends. mode is "alwaysOn" or {times: n}. A server has only one such fail point, and a
-// second setting replaces the first, also for another app name. So the test holds a lock of the whole
-// machine.
+// second setting replaces the first, also for another app name. So the test holds a lock, and other tests wait.
+// A test that needs the fail point for many seconds uses FailCommandOn.
 func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) {
 	tb.Helper()
 	point := takeFailPoint(tb, Client(tb), app)
@@ -76,7 +77,7 @@ type failPoint struct {
 
 func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 	tb.Helper()
-	lock := flock.New(filepath.Join(devstack.CacheDir(), "failcommand.lock"))
+	lock := flock.New(filepath.Join(devstack.CacheDir(), fmt.Sprintf("failcommand%d.lock", sharedSet)))
 	ctx, cancel := context.WithTimeout(tb.Context(), failPointWait)
 	defer cancel()
 	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {

@@ -33,7 +33,7 @@ func Own(tb testing.TB, options devstack.Options) *devstack.Stack {
 
 // ownStacks is how many tests may have separate servers concurrently. These tests wait more for timeouts than for the
 // processor, but each starts a JVM.
-const ownStacks = 3
+const ownStacks = 4
 
 // LockMachine blocks until fewer than ownStacks other tests on this machine have separate servers, and holds
 // its place until the test ends. Tests that start servers without Own call it.

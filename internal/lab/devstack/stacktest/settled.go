@@ -2,8 +2,8 @@ package stacktest
 
 import "time"
 
-// settleFor is how long goroutines have to end.
-const settleFor = 30 * time.Second
+// settleFor is how long goroutines have to end. The end of a transaction is repeated for a minute if its server is gone.
+const settleFor = 75 * time.Second
 
 // Settled wraps runner for goleak.VerifyTestMain, with goleak.Find as find. It runs the tests, and then waits for
 // goroutines that are about to end. goleak alone waits less than half a second. On a loaded machine that is

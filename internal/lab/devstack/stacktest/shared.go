@@ -10,12 +10,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gofrs/flock"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
@@ -27,6 +29,7 @@ import (
 //	use.lock     shared by every test process that uses the stack, until it ends
 //	start.lock   held while a test process searches for a keeper or starts one
 //	keeper.lock  held by the keeper until it ends
+//	set0.lock, … held by the test process that has this replica set for itself, until it ends
 //
 // They are acquired in this order. The keeper stops the stack when no process has held use.lock for a while
 // (idleFor). While it stops the stack, it holds use.lock itself, so that a new test process waits and then
@@ -35,6 +38,10 @@ const (
 	keeperVar = "OUTRELAY_DEVSTACK_KEEPER" // the shared directory, in a keeper's environment
 	idleVar   = "OUTRELAY_DEVSTACK_IDLE"   // another idleFor, as a duration
 	idleFor   = 20 * time.Second
+
+	// replicaSets is how many replica sets of one member the stack has. go test runs two packages concurrently on two
+	// processors. Then no test waits for the fail point that a test of the other package uses.
+	replicaSets = 2
 )
 
 // errKeeperEnded is the error if the keeper ends before its servers serve.
@@ -42,9 +49,9 @@ var errKeeperEnded = errors.New("the keeper of the servers ended")
 
 // address is the content of state.json. The keeper writes the file, and it exists while the stack runs.
 type address struct {
-	MongoURI string   `json:"mongo_uri"`
-	Brokers  []string `json:"brokers"`
-	PID      int      `json:"pid"`
+	MongoURIs []string `json:"mongo_uris"` // one for each replica set
+	Brokers   []string `json:"brokers"`
+	PID       int      `json:"pid"`
 }
 
 // init makes a process that was started as the keeper run as the keeper, before any test runs.
@@ -64,21 +71,27 @@ func init() {
 var (
 	sharedOnce sync.Once
 	sharedAt   address
+	sharedSet  int // index of the replica set that the tests of this process use
 	errShared  error
 	inUse      *flock.Flock // held until the process ends
+	ownSet     *flock.Flock // held until the process ends, if it has the replica set for itself
 )
 
 // shared returns the stack that all test processes of this machine share. It starts the stack if necessary.
 func shared(tb testing.TB) address {
 	tb.Helper()
-	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir(), testing.Verbose()) })
+	sharedOnce.Do(func() {
+		if sharedAt, errShared = joinShared(sharedDir(), testing.Verbose()); errShared == nil {
+			sharedSet, errShared = takeReplicaSet(sharedDir())
+		}
+	})
 	if errShared != nil {
 		tb.Fatalf("shared test servers: %v", errShared)
 	}
 	return sharedAt
 }
 
-func sharedDir() string { return filepath.Join(devstack.CacheDir(), "shared") }
+func sharedDir() string { return filepath.Join(devstack.CacheDir(), "shared", "servers") }
 
 // joinShared marks the stack as used by this process, and finds or starts it. If show is set, it shows the start.
 func joinShared(dir string, show bool) (address, error) {
@@ -117,6 +130,22 @@ func joinShared(dir string, show bool) (address, error) {
 		}
 		return at, err
 	}
+}
+
+// takeReplicaSet returns the index of a replica set that no other process uses. If there is none, the process shares one.
+func takeReplicaSet(dir string) (int, error) {
+	for i := range replicaSets {
+		ownSet = flock.New(filepath.Join(dir, fmt.Sprintf("set%d.lock", i)))
+		free, err := ownSet.TryLock()
+		if err != nil {
+			return 0, fmt.Errorf("locking a replica set: %w", err)
+		}
+		if free {
+			return i, nil
+		}
+		_ = ownSet.Close()
+	}
+	return os.Getpid() % replicaSets, nil
 }
 
 // keeperAlive reports whether a keeper runs.
@@ -234,15 +263,19 @@ func runKeeper(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	stack, err := devstack.Start(ctx, devstack.Options{
-		Mongods: 1, Brokers: 1, Quick: true, Progress: devstack.Lines(os.Stderr),
-	})
+	stacks, err := startStacks(ctx)
 	if err != nil {
 		return err
 	}
-	defer stack.Stop()
 
-	at := address{MongoURI: stack.MongoURI(), Brokers: stack.Brokers(), PID: os.Getpid()}
+	at := address{PID: os.Getpid()}
+	var members []*devstack.Member
+	for _, stack := range stacks {
+		defer stack.Stop()
+		at.MongoURIs, at.Brokers = append(at.MongoURIs, stack.MongoURI()), append(at.Brokers, stack.Brokers()...)
+		members = slices.Concat(members, stack.Mongods(), stack.Kafkas())
+	}
+
 	if err := writeState(dir, at); err != nil {
 		return err
 	}
@@ -252,12 +285,36 @@ func runKeeper(dir string) error {
 	if duration, err := time.ParseDuration(os.Getenv(idleVar)); err == nil {
 		idle = duration
 	}
-	return awaitIdle(ctx, dir, stack, idle)
+	return awaitIdle(ctx, dir, members, idle)
+}
+
+// startStacks starts a stack for each replica set. The first one has the broker, too. If a start fails, startStacks stops the others.
+func startStacks(ctx context.Context) ([]*devstack.Stack, error) {
+	stacks := make([]*devstack.Stack, replicaSets)
+	var all errgroup.Group
+	for i := range stacks {
+		all.Go(func() (err error) {
+			stacks[i], err = devstack.Start(ctx, devstack.Options{
+				Mongods: 1, Brokers: max(0, 1-i), Quick: true, Progress: devstack.Lines(os.Stderr),
+			})
+			return err
+		})
+	}
+
+	err := all.Wait()
+	if err != nil {
+		for _, stack := range stacks {
+			if stack != nil {
+				stack.Stop()
+			}
+		}
+	}
+	return stacks, err
 }
 
 // awaitIdle blocks until no process has used the stack for the duration idle, ctx ends, or a server dies. If
 // the stack is idle, the process keeps holding use.lock until it ends.
-func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time.Duration) error {
+func awaitIdle(ctx context.Context, dir string, members []*devstack.Member, idle time.Duration) error {
 	use := flock.New(filepath.Join(dir, "use.lock"))
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
@@ -267,11 +324,14 @@ func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-stack.Mongods()[0].Done():
-			return stack.Mongods()[0].DescribeEnd()
-		case <-stack.Kafkas()[0].Done():
-			return stack.Kafkas()[0].DescribeEnd()
 		case <-tick.C:
+		}
+		for _, member := range members {
+			select {
+			case <-member.Done():
+				return member.DescribeEnd()
+			default:
+			}
 		}
 
 		// Each process with a test that uses the stack holds a shared lock on this file.

@@ -26,15 +26,25 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childVar); dir != "" {
 		_ = os.Unsetenv(childVar)
 		at, err := joinShared(dir, true)
+		set := 0
+		if err == nil {
+			set, err = takeReplicaSet(dir)
+		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		_ = json.NewEncoder(os.Stdout).Encode(at)
+		_ = json.NewEncoder(os.Stdout).Encode(place{at, set})
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// place is the output of a child.
+type place struct {
+	address
+	Set int `json:"set"`
 }
 
 type child struct {
@@ -66,7 +76,7 @@ func startChild(t *testing.T, dir string) child {
 	return child{cmd, in, bufio.NewReader(out), log}
 }
 
-func (c child) readAddress(t *testing.T) (at address) {
+func (c child) readAddress(t *testing.T) (at place) {
 	t.Helper()
 	line, err := c.out.ReadBytes('\n')
 	if err == nil {
@@ -86,11 +96,18 @@ func TestSharedByProcesses(t *testing.T) {
 	dir := t.TempDir()
 	children := []child{startChild(t, dir), startChild(t, dir), startChild(t, dir)}
 	first := children[0].readAddress(t)
+	usedBy := map[int]int{first.Set: 1}
 	for _, c := range children[1:] {
-		if at := c.readAddress(t); at.PID != first.PID || at.MongoURI != first.MongoURI {
+		at := c.readAddress(t)
+		usedBy[at.Set]++
+		if at.PID != first.PID || !slices.Equal(at.MongoURIs, first.MongoURIs) || len(at.MongoURIs) != replicaSets {
 			t.Errorf("two processes got different servers: %+v and %+v", first, at)
 		}
 	}
+	if len(usedBy) != replicaSets {
+		t.Errorf("processes by the replica set that they use: got %v, want %d replica sets in use", usedBy, replicaSets)
+	}
+
 	// One is killed, one ends: the third still has its servers after more than the idle time.
 	if err := children[0].cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -121,7 +138,7 @@ func TestSharedByProcesses(t *testing.T) {
 	if _, err := os.Stat(statePath(dir)); !os.IsNotExist(err) {
 		t.Errorf("the keeper left its state behind: %v", err)
 	}
-	if err := checkBrokers(first); err == nil {
+	if err := checkBrokers(first.address); err == nil {
 		t.Error("the servers outlived their keeper")
 	}
 }

@@ -1,7 +1,7 @@
 // Package stacktest gives each test a separate database and separate topics on real servers. It uses the servers
 // named by OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA, or one stack that all test processes of this machine
-// share. The first process starts the stack, which takes about 2 s, or longer if the servers must be fetched. The
-// stack ends 20 s after the last process that used it. If no servers are available, tests fail; they never skip. A
+// share: a broker and two replica sets. The first process starts the stack, which takes about 2 s, or longer if the
+// servers must be fetched. The stack ends 20 s after the last process that used it. If no servers are available, tests fail; they never skip. A
 // test that breaks servers starts its own with [Own].
 package stacktest
 
@@ -23,13 +23,14 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 )
 
-// MongoURI returns the address of a replica set of one member with test commands enabled.
+// MongoURI returns the address of a replica set of one member with test commands enabled. It is the same for all tests of a process.
 func MongoURI(tb testing.TB) string {
 	tb.Helper()
 	if uri := os.Getenv(devstack.EnvMongoDB); uri != "" {
 		return uri
 	}
-	return shared(tb).MongoURI
+	at := shared(tb)
+	return at.MongoURIs[sharedSet]
 }
 
 // Client connects to MongoURI and disconnects when the test ends.

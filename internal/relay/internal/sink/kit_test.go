@@ -30,7 +30,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(4)
+	stacktest.Wide(8)
 	// The fake cluster leaks a goroutine if it is closed while one of its control functions sleeps.
 	fake := goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1")
 	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(fake) }), fake)

@@ -24,6 +24,7 @@ import (
 func TestMain(m *testing.M) {
 	// Each check has about fifty statements. The command line may request more checks.
 	_ = flag.Set("rapid.checks", "40")
+	stacktest.Wide(4)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
