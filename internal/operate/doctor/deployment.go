@@ -34,6 +34,19 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 			"the server is FerretDB (compatible with MongoDB %s), which has no change streams", info.Version)
 	}
 
+	// A server that was upgraded keeps the features of its earlier version until an administrator confirms the upgrade. If the user may not
+	// read parameters, another check has that finding.
+	var parameter struct {
+		FCV struct {
+			Version string `bson:"version"`
+		} `bson:"featureCompatibilityVersion"`
+	}
+	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: "featureCompatibilityVersion", Value: 1}}, &parameter)
+	if features := parameter.FCV.Version; err == nil && majorOf(features) < oldestMongoDB && features != "" {
+		release := fmt.Sprintf("%d.0", majorOf(info.Version))
+		return failed(fmt.Sprintf("run in mongosh: db.adminCommand({setFeatureCompatibilityVersion: %q})", release),
+			"MongoDB %s has the feature compatibility version %s, with which the relay cannot create indexes or purge", info.Version, features)
+	}
 	return judgeMongoDB(info.Version)
 }
 

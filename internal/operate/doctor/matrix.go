@@ -134,17 +134,23 @@ func judgeMongoDB(version string) finding {
 		return judge(supported.level, supported.why, "MongoDB %s", version)
 	}
 
-	head, _, _ := strings.Cut(version, ".")
-	major, err := strconv.Atoi(head)
+	major := majorOf(version)
 	switch {
 	case version == testedMongoDB:
 		return judge(tested, "", "MongoDB %s", version)
-	case err == nil && major < oldestMongoDB:
+	case major > 0 && major < oldestMongoDB:
 		return failed(fmt.Sprintf("upgrade MongoDB to %d.0 or later", oldestMongoDB), "MongoDB %s", version)
-	case err == nil && major <= newestMongoDB:
+	case major > 0 && major <= newestMongoDB:
 		return judge(expected, "", "MongoDB %s (tested: %s)", version, testedMongoDB)
 	}
 	return judge(untested, fmt.Sprintf("this version of outrelay was made for %d.0 to %d.x", oldestMongoDB, newestMongoDB), "MongoDB %s", version)
+}
+
+// majorOf returns the number of the major release of a version of MongoDB, or 0 if it has none.
+func majorOf(version string) int {
+	head, _, _ := strings.Cut(version, ".")
+	major, _ := strconv.Atoi(head)
+	return major
 }
 
 // managedKafka names the service that a broker belongs to, by the end of its host name.
