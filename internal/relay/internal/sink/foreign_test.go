@@ -88,7 +88,7 @@ func TestForeignBatchIsNotTakenForOurs(t *testing.T) {
 
 			forge(t, r, topic, c.timeMS)
 			if c.idle {
-				r.refreshIdleOffsets(t.Context())
+				r.refreshIdleOffsets(t.Context(), r.refresher.openTopicNames())
 			}
 			r.send(t, newRecord(topic, "k", "k/1"))
 			r.Flush()

@@ -49,7 +49,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 			r.EndReread()
 
 			idle := func() bool {
-				r.refreshIdleOffsets(t.Context())
+				r.refreshIdleOffsets(t.Context(), r.refresher.openTopicNames())
 				r.acks.mu.Lock()
 				defer r.acks.mu.Unlock()
 				_, moved := r.acks.idle[record.TopicPartition{Topic: "a"}]

@@ -448,13 +448,13 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 		t.Fatal(err)
 	}
 	// During the reread nothing moves: hits may be below the end.
-	r.refreshIdleOffsets(t.Context())
+	r.refreshIdleOffsets(t.Context(), r.refresher.openTopicNames())
 	if len(r.acks.idle) != 0 {
 		t.Fatalf("idle offsets %v during the reread, want none", r.acks.idle)
 	}
 
 	r.EndReread()
-	r.refreshIdleOffsets(t.Context())
+	r.refreshIdleOffsets(t.Context(), r.refresher.openTopicNames())
 	for p, want := range []int64{1, 5} {
 		if got := r.acks.idle[record.TopicPartition{Topic: topic, Partition: int32(p)}]; got != want {
 			t.Errorf("partition %d: idle at %d, want %d", p, got, want)
@@ -466,7 +466,7 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	r.topics[topic].partitions[1].busy = true
 	r.topics[topic].partitions[0].quarantine = true
 	r.mu.Unlock()
-	r.refreshIdleOffsets(t.Context())
+	r.refreshIdleOffsets(t.Context(), r.refresher.openTopicNames())
 	if len(r.acks.idle) != 0 {
 		t.Fatalf("idle offsets %v of partitions that are in flight or in quarantine, want none", r.acks.idle)
 	}

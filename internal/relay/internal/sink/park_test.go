@@ -240,7 +240,7 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Errorf("%d records wait, parked %t, want 16, true", n, parked)
 	}
 
-	d.r.refreshIdleOffsets(t.Context())
+	d.r.refreshIdleOffsets(t.Context(), d.r.refresher.openTopicNames())
 	if at, moved := d.r.acks.idle[record.TopicPartition{Topic: "a"}]; moved {
 		t.Errorf("the stored offset moved to %d, past a batch that may be appended", at)
 	}

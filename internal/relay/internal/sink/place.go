@@ -31,7 +31,7 @@ type refresher struct {
 	wake chan struct{} // one token: fresh metadata is needed
 }
 
-// runMetadataRefresh keeps the layout up to date until ctx ends. It reads all topics regularly, and
+// runMetadataRefresh keeps the layout up to date until ctx ends. It reads all topics regularly, many of them in turns, and
 // topics in trouble twice a second, and at once when a response shows that the layout is outdated.
 // So it finds leaders that move while a request hangs at the old leader, and leaders that come back.
 func (r *refresher) runMetadataRefresh(ctx context.Context) error {
@@ -40,6 +40,7 @@ func (r *refresher) runMetadataRefresh(ctx context.Context) error {
 	trouble := time.NewTicker(troubledEvery)
 	defer trouble.Stop()
 
+	var rounds turns
 	for {
 		var names []string
 		select {
@@ -48,10 +49,10 @@ func (r *refresher) runMetadataRefresh(ctx context.Context) error {
 		case <-trouble.C:
 			names = r.troubledTopics(time.Now())
 		case <-regular.C:
-			names = r.openTopicNames()
+			names = rounds.next(r.openTopicNames(), topicsInTurn)
 		case <-r.wake:
 			if names = r.troubledTopics(time.Now()); len(names) == 0 {
-				names = r.openTopicNames()
+				names = rounds.next(r.openTopicNames(), topicsInTurn)
 			}
 		}
 		if len(names) == 0 {
@@ -309,11 +310,13 @@ func (r *refresher) loadLayout(ctx context.Context) error {
 		return err
 	}
 
-	layout, err := r.sink.c.kafka.Metadata(ctx, names)
-	if err != nil {
-		return err
+	for part := range slices.Chunk(names, topicsInTurn) {
+		layout, err := r.sink.c.kafka.Metadata(ctx, part)
+		if err != nil {
+			return err
+		}
+		r.applyLayout(layout)
 	}
-	r.applyLayout(layout)
 	return nil
 }
 

@@ -80,6 +80,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 	idle := time.NewTicker(idleEvery)
 	defer idle.Stop()
 
+	var rounds turns
 	for {
 		select {
 		case <-ctx.Done():
@@ -87,20 +88,20 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 		case <-trim.C:
 			s.batches.chunks.TrimUnused()
 		case <-idle.C:
-			s.refreshIdleOffsets(ctx)
+			s.refreshIdleOffsets(ctx, rounds.next(s.refresher.openTopicNames(), topicsInTurn))
 		}
 	}
 }
 
-// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If no record is
+// refreshIdleOffsets moves the stored offsets of idle partitions of the topics forward (N8). If no record is
 // queued or in flight, the next record gets at least the end offset that the leader reports now.
 //
 // It skips partitions in three cases. During a reread, the read-back has found records below the
 // end. In quarantine, the partition was not read yet. If a record was sent during the request, the
 // reported end may be above that record. So Idle is called under the lock, before the next record
 // can be sent.
-func (s *Sink) refreshIdleOffsets(ctx context.Context) {
-	leaders, enqueued := s.restingPartitions()
+func (s *Sink) refreshIdleOffsets(ctx context.Context, topics []string) {
+	leaders, enqueued := s.restingPartitions(topics)
 	if len(leaders) == 0 {
 		return
 	}
@@ -130,14 +131,15 @@ func (s *Sink) isRestingLocked(partition *partition) bool {
 	return !s.rereading && len(partition.queue) == 0 && !partition.busy && !partition.quarantine && !partition.needsReadBack
 }
 
-// restingPartitions returns the leaders of the resting partitions, and the number of records that were
+// restingPartitions returns the leaders of the resting partitions of the topics, and the number of records that were
 // ever queued for each.
-func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enqueued map[record.TopicPartition]uint64) {
+func (s *Sink) restingPartitions(topics []string) (leaders map[record.TopicPartition]int32, enqueued map[record.TopicPartition]uint64) {
 	leaders, enqueued = map[record.TopicPartition]int32{}, map[record.TopicPartition]uint64{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range s.topics {
-		for _, p := range t.partitions {
+	for _, name := range topics {
+		// The topics of a sink are never removed.
+		for _, p := range s.topics[name].partitions {
 			if s.isRestingLocked(p) && p.loop != nil {
 				leaders[p.tp], enqueued[p.tp] = p.leader, p.enqueued
 			}
