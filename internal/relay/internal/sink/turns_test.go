@@ -13,6 +13,7 @@ func TestTopicsTakeTurns(t *testing.T) {
 	for i := range 25 {
 		names = append(names, fmt.Sprintf("topic-%02d", i))
 	}
+
 	var rounds turns
 	seen := map[string]int{}
 	for round := range 3 {

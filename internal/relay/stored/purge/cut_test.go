@@ -172,6 +172,7 @@ func TestN25_SlotsWithDifferentConfigurationsPurgeNothing(t *testing.T) {
 		t.Helper()
 		setPosition(t, state, slot, bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 100, I: 1}}, {Key: "pipelineHash", Value: hash}})
 	}
+
 	position("w/0of2", "new")
 	position("w/1of2", "old")
 	var held *HeldError
