@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -69,6 +70,19 @@ func (s *Scene) SetTopicConfig(aggregateType, setting, value string) {
 			err = res[i].Err
 		}
 		return err
+	})
+
+	// A broker applies the change later, on a busy machine after seconds.
+	applied := false
+	stacktest.Eventually(s.tb, "a broker reports "+setting, func() bool {
+		s.administer("reading "+setting+" of", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
+			configs, err := admin.DescribeTopicConfigs(ctx, topic)
+			for _, config := range configs {
+				applied = slices.ContainsFunc(config.Configs, func(c kadm.Config) bool { return c.Key == setting && c.MaybeValue() == value })
+			}
+			return err
+		})
+		return applied
 	})
 }
 
