@@ -106,8 +106,7 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 // CreateIndexesIn is CreateIndexes for the collection with the UUID. If the collection is gone or has another name,
 // CreateIndexesIn creates nothing and returns [ErrCollectionGone]: a dropped database would exist again.
 func CreateIndexesIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, list []Index) error {
-	guard := bson.D{{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}}}
-	err := createIndexes(ctx, coll, list, guard)
+	err := createIndexes(ctx, coll, list, bson.D{OnlyIn(uuid)})
 	if HasCode(err, CodeCollectionUUIDMismatch) {
 		return fmt.Errorf("creating indexes on %s: %w", Namespace(coll), ErrCollectionGone)
 	}

@@ -178,13 +178,21 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 	return uuid, nil
 }
 
+// EncodeUUID returns the UUID of a collection as the server stores it.
+func EncodeUUID(uuid [16]byte) bson.Binary {
+	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}
+}
+
+// OnlyIn returns the field of a command that makes the server reject it with [CodeCollectionUUIDMismatch] if another collection has the name.
+func OnlyIn(uuid [16]byte) bson.E { return bson.E{Key: "collectionUUID", Value: EncodeUUID(uuid)} }
+
 // CollectionName returns the name of the collection with the UUID in the database, or "" if there is none.
 func CollectionName(ctx context.Context, client *mongo.Client, db string, uuid [16]byte) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 
 	cur, err := Database(client, db).ListCollections(ctx, bson.D{
-		{Key: "info.uuid", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}},
+		{Key: "info.uuid", Value: EncodeUUID(uuid)},
 	})
 	if err != nil {
 		return "", DescribeError(err, "listing the collections of "+db, "listCollections", db)

@@ -75,6 +75,11 @@ func (m *mongoFacts) disconnect() {
 	_ = m.client.Disconnect(ctx)
 }
 
+// getParameter reads a parameter of the server.
+func (m *mongoFacts) getParameter(ctx context.Context, name string, into any) error {
+	return m.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, into)
+}
+
 // runAdminCommand runs a command on the database admin.
 func (m *mongoFacts) runAdminCommand(ctx context.Context, cmd bson.D, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, selection+time.Second)

@@ -41,7 +41,7 @@ func (x mongoChecks) checkVersion(ctx context.Context) finding {
 			Version string `bson:"version"`
 		} `bson:"featureCompatibilityVersion"`
 	}
-	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: "featureCompatibilityVersion", Value: 1}}, &parameter)
+	err := x.mongo.getParameter(ctx, "featureCompatibilityVersion", &parameter)
 	if features := parameter.FCV.Version; err == nil && majorOf(features) < oldestMongoDB && features != "" {
 		release := fmt.Sprintf("%d.0", majorOf(info.Version))
 		return failed(fmt.Sprintf("run in mongosh: db.adminCommand({setFeatureCompatibilityVersion: %q})", release),
@@ -122,7 +122,7 @@ func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	var response struct {
 		Limit int `bson:"transactionLifetimeLimitSeconds"`
 	}
-	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &response)
+	err := x.mongo.getParameter(ctx, name, &response)
 	switch {
 	case mongodb.HasCode(err, mongodb.CodeUnauthorized):
 		return unchecked(x.mongo.access.grantCluster("getParameter"),

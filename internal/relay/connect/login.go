@@ -1,7 +1,6 @@
 package connect
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
@@ -50,18 +48,11 @@ func connectWithLogins(opts *options.ClientOptions, log *slog.Logger) (client *m
 	}
 	opts.SetDialer(watched)
 
-	// A copy, because the monitor of the host may have other clients.
-	monitor := *cmp.Or(opts.Monitor, &event.CommandMonitor{})
-	next := monitor.Failed
-	monitor.Failed = func(ctx context.Context, failed *event.CommandFailedEvent) {
-		if next != nil {
-			next(ctx, failed)
-		}
-		if mongodb.HasCode(failed.Failure, mongodb.CodeUnauthorized) {
+	opts.SetMonitor(monitorFailures(opts.Monitor, func(_ context.Context, failure error) {
+		if mongodb.HasCode(failure, mongodb.CodeUnauthorized) {
 			time.AfterFunc(loginCheckAfter, watched.checkLogin)
 		}
-	}
-	opts.SetMonitor(&monitor)
+	}))
 
 	// No command runs before the client is known.
 	watched.client, err = mongo.Connect(opts)

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -17,20 +18,24 @@ const retryPause = 100 * time.Millisecond
 // repeats the command until then without a pause. A server that accepts connections and closes them would get more than a
 // thousand connections in a second. next is the monitor of the host, or nil.
 func pauseRetries(next *event.CommandMonitor) *event.CommandMonitor {
-	var monitor event.CommandMonitor
-	if next != nil {
-		monitor = *next
-	}
-
-	report := monitor.Failed
-	monitor.Failed = func(ctx context.Context, failed *event.CommandFailedEvent) {
-		if report != nil {
-			report(ctx, failed)
-		}
-		if mongodb.IsRetried(failed.Failure) {
+	return monitorFailures(next, func(ctx context.Context, failure error) {
+		if mongodb.IsRetried(failure) {
 			// At the end of ctx, the driver does not repeat the command.
 			_ = retry.Sleep(ctx, retryPause)
 		}
+	})
+}
+
+// monitorFailures returns a copy of next that also calls failed after each command that has failed. next is the monitor of the host, which may
+// have other clients, or nil.
+func monitorFailures(next *event.CommandMonitor, failed func(ctx context.Context, failure error)) *event.CommandMonitor {
+	monitor := *cmp.Or(next, &event.CommandMonitor{})
+	report := monitor.Failed
+	monitor.Failed = func(ctx context.Context, ev *event.CommandFailedEvent) {
+		if report != nil {
+			report(ctx, ev)
+		}
+		failed(ctx, ev.Failure)
 	}
 	return &monitor
 }

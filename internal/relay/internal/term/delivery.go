@@ -169,9 +169,10 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 	}
 	if closed {
 		d.pump.ForgetDrainedSlots()
-	} else if err := d.recovery.SweepAdded(ctx, d.start.added); err != nil {
-		return err
 	} else {
+		if err := d.recovery.SweepAdded(ctx, d.start.added); err != nil {
+			return err
+		}
 		d.start.noteSwept(d.recovery.Skip.Bounds())
 	}
 	d.start.added = gap.Added{}

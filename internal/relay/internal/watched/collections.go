@@ -256,23 +256,23 @@ func (c *Collections) ForgetCollection(ctx context.Context, ev *changes.Event) e
 // happened while nobody read the stream. It costs one call for each database with such a collection that is not in the list. If a database
 // cannot be listed, its collections stay. It may run concurrently with the pump.
 func (c *Collections) ForgetGone(ctx context.Context, claims []outboxes.Registration) {
-	missing := map[string][][16]byte{}
-	note := func(ns string, uuid [16]byte) {
-		if db, _, ok := strings.Cut(ns, "."); ok && !slices.Contains(missing[db], uuid) {
-			missing[db] = append(missing[db], uuid)
-		}
-	}
-	listed := c.listedUUIDs()
+	names := map[[16]byte]string{}
 	for uuid, claim := range outboxes.ByUUID(claims) {
-		if !listed[uuid] {
-			note(claim.NS, uuid)
-		}
+		names[uuid] = claim.NS
 	}
 	c.mu.Lock()
 	for _, collection := range c.left {
-		note(collection.NS, [16]byte(collection.UUID.Data))
+		names[[16]byte(collection.UUID.Data)] = collection.NS
 	}
+	listed := c.listedUUIDsLocked()
 	c.mu.Unlock()
+
+	missing := map[string][][16]byte{}
+	for uuid, ns := range names {
+		if db, _, ok := strings.Cut(ns, "."); ok && !listed[uuid] {
+			missing[db] = append(missing[db], uuid)
+		}
+	}
 
 	forgotten := 0
 	for db, uuids := range missing {
@@ -308,9 +308,7 @@ func (c *Collections) LeaveCollection(ctx context.Context, ev *changes.Event) er
 		c.mu.Lock()
 		c.listed = slices.DeleteFunc(c.listed, func(outbox outboxes.Outbox) bool { return outbox.UUID == ev.UUID })
 		c.left = append(withoutUUID(c.left, ev.UUID), lease.Collection{
-			NS:       string(ev.ToDB) + "." + string(ev.ToColl),
-			UUID:     bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(ev.UUID[:])},
-			ReadUpTo: ev.ClusterTime,
+			NS: string(ev.ToDB) + "." + string(ev.ToColl), UUID: mongodb.EncodeUUID(ev.UUID), ReadUpTo: ev.ClusterTime,
 		})
 		c.mu.Unlock()
 	}
@@ -352,9 +350,9 @@ func (c *Collections) MarkIrregularIDs(ctx context.Context, uuid [16]byte) error
 // which an even earlier stream has read them, or zero. A collection that is not listed stays in the watcher document: a rename or the
 // configuration may give it a watched name again. If no name of the configuration matches it, position is the time up to which it was read.
 func (c *Collections) CompareWatched(before []lease.Collection, position bson.Timestamp) (added []outboxes.Outbox, readUpTo map[string]bson.Timestamp) {
-	listed := c.listedUUIDs()
 	known := map[[16]byte]lease.Collection{}
 	c.mu.Lock()
+	listed := c.listedUUIDsLocked()
 	for _, collection := range before {
 		uuid := [16]byte(collection.UUID.Data)
 		known[uuid] = collection
@@ -365,7 +363,7 @@ func (c *Collections) CompareWatched(before []lease.Collection, position bson.Ti
 		if collection.ReadUpTo.IsZero() && !c.Scope.Matches([]byte(db), []byte(coll)) {
 			collection.ReadUpTo = position
 		}
-		c.left = append(withoutUUID(c.left, uuid), collection)
+		c.left = append(c.left, collection)
 	}
 	c.mu.Unlock()
 
@@ -391,17 +389,13 @@ func (c *Collections) ReclaimCollections(ctx context.Context, added []outboxes.O
 		return nil, err
 	}
 
+	// A collection without a claim gets one as any other does.
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) error { return c.Registry.SeeAgain(ctx, added, c.Watcher, now) })
+	if err != nil {
+		return nil, err
+	}
 	of := outboxes.ByUUID(claims)
 	for _, outbox := range added {
-		if _, known := of[outbox.UUID]; !known {
-			continue
-		}
-		err := c.Calls.RetryCall(ctx, func(ctx context.Context) error {
-			return c.Registry.SeeAgain(ctx, outbox.UUID, c.Watcher, now)
-		})
-		if err != nil {
-			return nil, err
-		}
 		delete(of, outbox.UUID)
 	}
 	return slices.Collect(maps.Values(of)), nil
@@ -412,20 +406,18 @@ func (c *Collections) ReclaimCollections(ctx context.Context, added []outboxes.O
 func (c *Collections) CollectionIdentities() []lease.Collection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := slices.Clone(c.left)
+	listed := c.listedUUIDsLocked()
+	out := slices.DeleteFunc(slices.Clone(c.left), func(collection lease.Collection) bool { return listed[[16]byte(collection.UUID.Data)] })
 	for _, o := range c.listed {
 		if o.Identified() {
-			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}
-			out = append(withoutUUID(out, o.UUID), lease.Collection{NS: o.NS(), UUID: uuid})
+			out = append(out, lease.Collection{NS: o.NS(), UUID: mongodb.EncodeUUID(o.UUID)})
 		}
 	}
 	return out
 }
 
-// listedUUIDs returns the UUIDs of the listed collections.
-func (c *Collections) listedUUIDs() map[[16]byte]bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// listedUUIDsLocked returns the UUIDs of the listed collections.
+func (c *Collections) listedUUIDsLocked() map[[16]byte]bool {
 	listed := make(map[[16]byte]bool, len(c.listed))
 	for _, o := range c.listed {
 		listed[o.UUID] = true

@@ -109,11 +109,6 @@ func ByUUID(claims []Registration) map[[16]byte]Registration {
 	return out
 }
 
-// encodeUUID returns the UUID as the server stores it.
-func encodeUUID(uuid [16]byte) bson.Binary {
-	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: uuid[:]}
-}
-
 // Register assigns the collection to the watcher (its name, without a slot), with the cluster time namedAt at
 // which it had its name, or zero. If the collection already belongs to the watcher, Register stores a new name after a
 // rename. It returns the entry as it was before the call. If the collection belongs to another watcher, the
@@ -127,7 +122,7 @@ func (r *Registry) Register(
 
 	update := registration(ns, watcher, namedAt)
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)
-	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}}, update, opts).Decode(&before)
+	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: mongodb.EncodeUUID(uuid)}}, update, opts).Decode(&before)
 
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
@@ -172,7 +167,7 @@ func registration(ns, watcher string, namedAt bson.Timestamp) mongo.Pipeline {
 func (r *Registry) RegisterAll(ctx context.Context, list []Outbox, watcher string, namedAt bson.Timestamp) error {
 	models, ids := make([]mongo.WriteModel, len(list)), make(bson.A, len(list))
 	for i, o := range list {
-		ids[i] = encodeUUID(o.UUID)
+		ids[i] = mongodb.EncodeUUID(o.UUID)
 		models[i] = mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: ids[i]}}).
 			SetUpdate(registration(o.NS(), watcher, namedAt)).SetUpsert(true)
 	}
@@ -201,11 +196,16 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, ren
 		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: renamedAt}}}}, bson.E{Key: "$expr", Value: here})
 }
 
-// SeeAgain records that the collection had no name that the watcher reads until the cluster time namedAt.
-func (r *Registry) SeeAgain(ctx context.Context, uuid [16]byte, watcher string, namedAt bson.Timestamp) error {
-	return r.updateEntry(ctx, "recording that a collection got its name again", uuid, watcher, bson.D{
+// SeeAgain records that the collections had no name that the watcher reads until the cluster time namedAt.
+func (r *Registry) SeeAgain(ctx context.Context, list []Outbox, watcher string, namedAt bson.Timestamp) error {
+	ids := make(bson.A, len(list))
+	for i, o := range list {
+		ids[i] = mongodb.EncodeUUID(o.UUID)
+	}
+	_, err := r.coll.UpdateMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "watcher", Value: watcher}}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "seen", Value: namedAt}}}, {Key: "$unset", Value: bson.D{{Key: "left", Value: ""}}},
 	})
+	return mongodb.DescribeError(err, "recording that collections got their names again", "update", mongodb.Namespace(r.coll))
 }
 
 // MarkIrregularIDs records that the times in the ids of the collection must not be used. A sweep then delivers each
@@ -225,14 +225,14 @@ func (r *Registry) SetPurgedIDs(ctx context.Context, uuid [16]byte, watcher stri
 func (r *Registry) updateEntry(
 	ctx context.Context, doing string, uuid [16]byte, watcher string, update bson.D, filter ...bson.E,
 ) error {
-	entry := bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
+	entry := bson.D{{Key: "_id", Value: mongodb.EncodeUUID(uuid)}, {Key: "watcher", Value: watcher}}
 	_, err := r.coll.UpdateOne(ctx, append(entry, filter...), update)
 	return mongodb.DescribeError(err, doing, "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.
 func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) error {
-	_, err := r.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}})
+	_, err := r.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: mongodb.EncodeUUID(uuid)}, {Key: "watcher", Value: watcher}})
 	return mongodb.DescribeError(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
 }
 

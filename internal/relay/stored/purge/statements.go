@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/mongodb/concern"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
@@ -60,10 +61,11 @@ func (c Cut) deleteMany(ctx context.Context, coll *mongo.Collection, filter bson
 // name to another collection at any time, whose envelopes are not delivered. So the server compares the UUID (N25): the error is then a
 // [*HeldError].
 func (c Cut) runWrite(ctx context.Context, coll *mongo.Collection, command bson.D) (int64, error) {
-	command = append(command, bson.E{Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}, {Key: "j", Value: true}}})
+	command = append(command, concern.MajorityOfCommand())
 	if c.UUID != [16]byte{} {
-		command = append(command, bson.E{Key: "collectionUUID", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: c.UUID[:]}})
+		command = append(command, mongodb.OnlyIn(c.UUID))
 	}
+
 	var result struct {
 		N int64 `bson:"n"`
 	}
