@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
@@ -88,9 +89,9 @@ func TestADeletedTopicGetsItsPartitionsAgain(t *testing.T) {
 	d := newDeployment(t)
 	name := stacktest.Name(t)
 	d.env = append(d.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(stacktest.Brokers(t), ","))
-	offsets := bson.A{
-		bson.D{{Key: "topic", Value: "other"}, {Key: "p", Value: bson.A{1, 1, 1, 1, 1, 1, 1, 1, 1}}},
-		bson.D{{Key: "topic", Value: name}, {Key: "p", Value: bson.A{7, -1, 0, 4}}},
+	offsets := []lease.TopicOffsets{
+		{Topic: "other", Offsets: []int64{1, 1, 1, 1, 1, 1, 1, 1, 1}},
+		{Topic: name, Offsets: []int64{7, -1, 0, 4}},
 	}
 	if _, err := d.state.Collection("watchers").UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: offsets}}}}); err != nil {
 		t.Fatal(err)

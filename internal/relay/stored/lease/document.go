@@ -98,9 +98,9 @@ func LowestPosition(ctx context.Context, coll *mongo.Collection, watcher string)
 // offsets of a deleted topic at its takeover. coll is `watchers` of the state database.
 func CountPartitions(ctx context.Context, coll *mongo.Collection, topic string) (most int, err error) {
 	// The condition on the id selects all documents, by an index.
-	ofTopic := bson.D{{Key: "$filter", Value: bson.D{{Key: "input", Value: "$offsets"}, {Key: "cond", Value: op("$eq", "$$this.topic", mongodb.Literal(topic))}}}}
+	ofTopic := bson.D{{Key: "$filter", Value: bson.D{{Key: "input", Value: "$offsets"}, {Key: "cond", Value: op("$eq", "$$this.t", mongodb.Literal(topic))}}}}
 	docs, err := mongodb.FindAll[Document](ctx, mongodb.Majority(coll), "reading the offsets of topic "+topic,
-		bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: ""}}}, {Key: "offsets.topic", Value: topic}}, options.Find().SetProjection(bson.D{{Key: "offsets", Value: ofTopic}}))
+		bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: ""}}}, {Key: "offsets.t", Value: topic}}, options.Find().SetProjection(bson.D{{Key: "offsets", Value: ofTopic}}))
 	for i := range docs {
 		for _, stored := range docs[i].Offsets {
 			most = max(most, len(stored.Offsets))
