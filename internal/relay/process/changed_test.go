@@ -112,6 +112,27 @@ func TestN27_AnOutboxThatIsWatchedUnderItsNewNameIsSweptFromTheRename(t *testing
 	}
 }
 
+// TestN27_AnOnlyOutboxThatIsWatchedUnderItsNewNameIsSweptFromTheRename, although the rename ends the stream of a single collection.
+func TestN27_AnOnlyOutboxThatIsWatchedUnderItsNewNameIsSweptFromTheRename(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start(b.watch("outbox"))
+	b.insertAged("outbox", "before")
+	b.readUntil("before")
+	b.rename("outbox", "later")
+	b.log.wait(t, "the watched collection is gone")
+	b.appendTo("later", "after")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	b.start(b.watch("later"))
+	b.appendTo("later", "end")
+	if payloads := b.readUntil("end"); !slices.Equal(payloads, []string{"before", "after", "end"}) {
+		t.Errorf("delivered %q, want each event once", payloads)
+	}
+}
+
 // TestN27_AnAddedCollectionCountsAsReadOnceItsEventsAreSafe: while they wait for Kafka, the stream adopts a new collection, and the owner stops.
 func TestN27_AnAddedCollectionCountsAsReadOnceItsEventsAreSafe(t *testing.T) {
 	t.Parallel()

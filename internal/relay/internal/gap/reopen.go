@@ -77,13 +77,6 @@ func (r *Recovery) resumeAfterInvalidate(
 	r.Log.Warn("the watched collection is gone; continuing with the next collection of its name",
 		"collection", invalidated.NS, "by", invalidated.Op.String())
 
-	// The identity of the next collection is not known yet.
-	none := []lease.Collection{}
-	err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Collections: &none}) })
-	if err != nil {
-		return changes.Start{}, err
-	}
-
 	r.Dispatcher.Position(invalidated.Position)
 	return changes.Start{Position: invalidated.Position}, nil
 }
