@@ -94,7 +94,7 @@ type Router struct {
 	staticTopics map[string]bool // topics that the configuration names in full; they do not count
 
 	mu            sync.RWMutex
-	exists        func(topic string) bool
+	existing      map[string]bool     // topics of the cluster; nil: unknown, so all topics may exist
 	countedTopics map[string]struct{} // topics allowed since the last ResetTopics; at most maxTopics
 	byTypeCache   map[string]decision // by aggregatetype, or by aggregatetype NUL type
 	byTopicCache  map[string]decision // topics that envelopes name themselves
@@ -112,8 +112,7 @@ func New(cfg Config) (*Router, error) {
 	router := &Router{
 		choose: cfg.Choose, allow: cfg.Allow, maxTopics: cmp.Or(cfg.Max, DefaultMax), staticTopics: make(map[string]bool), mapping: cfg.Mapping,
 	}
-	// Before the first metadata, no topic is known to exist.
-	router.ResetTopics(func(string) bool { return false })
+	router.ResetTopics()
 	bad := &InvalidError{}
 
 	for i, pattern := range cfg.Allow {
@@ -215,12 +214,13 @@ func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target,
 	}
 
 	var decision decision
-	// A rule that discards an envelope applies to one that names its topic as well.
-	if view.Topic == nil || r.drops {
+	switch {
+	case view.Topic == nil:
 		decision = r.decideByRules(view, meta)
-	}
-	// Other rejections of the rules concern a topic that this envelope does not use.
-	if view.Topic != nil && (decision.rejection == nil || decision.rejection.Class != record.Dropped) {
+	// A rule that discards an envelope applies to one that names its topic as well.
+	case r.drops && r.discards(view, meta):
+		decision.rejection = discarded
+	default:
 		decision = r.decideNamedTopic(view.Topic)
 	}
 	if decision.rejection != nil {
@@ -238,22 +238,28 @@ func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target,
 	return dst, nil
 }
 
-// ResetTopics forgets which topics envelopes have named. It is called when an ownership begins. From now on,
-// topics that exist do not count.
-func (r *Router) ResetTopics(exists func(topic string) bool) {
+// SetExistingTopics sets the topics of the cluster, which do not count. Until they are known, no topic counts: a rejection for which the
+// router only lacks a list would be a dead letter.
+func (r *Router) SetExistingTopics(names map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.exists = exists
+	r.existing = names
+}
+
+// ResetTopics forgets which topics envelopes have named. It is called when an ownership begins.
+func (r *Router) ResetTopics() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.countedTopics = make(map[string]struct{})
 	r.byTypeCache = make(map[string]decision)
 	r.byTopicCache = make(map[string]decision)
 }
 
-// TopicsFull reports whether envelopes have named the maximum number of topics.
-func (r *Router) TopicsFull() bool {
+// NeedsTopics reports whether SetExistingTopics changes decisions: the topics are unknown, or envelopes have named the maximum number.
+func (r *Router) NeedsTopics() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return len(r.countedTopics) >= r.maxTopics
+	return r.existing == nil || len(r.countedTopics) >= r.maxTopics
 }
 
 // countTopic counts a topic that the configuration does not name in full. It returns a rejection if there
@@ -267,7 +273,7 @@ func (r *Router) countTopic(name string) *record.Rejection {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Only topics that do not exist yet can be the mistake of a service.
-	if _, counted := r.countedTopics[name]; counted || r.exists(name) {
+	if _, counted := r.countedTopics[name]; counted || r.existing == nil || r.existing[name] {
 		return nil
 	}
 	if len(r.countedTopics) >= r.maxTopics {

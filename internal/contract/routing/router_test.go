@@ -265,8 +265,7 @@ func TestStoredTopicsAreJudged(t *testing.T) {
 func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "order", To: []string{"orders"}}}, Max: 3})
-	exist := map[string]bool{"outbox.event.old": true}
-	r.ResetTopics(func(topic string) bool { return exist[topic] })
+	r.SetExistingTopics(map[string]bool{"outbox.event.old": true})
 	route := func(aggregateType string) *record.Rejection {
 		_, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil)
 		rejection, _ := errors.AsType[*record.Rejection](err)
@@ -285,19 +284,47 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 		}
 	}
 
-	if why := route("a"); why != nil || !r.TopicsFull() {
+	if why := route("a"); why != nil || !r.NeedsTopics() {
 		t.Errorf("a: %v", why)
 	}
 
 	// A user has created the topic in the meantime.
-	exist["outbox.event.d"] = true
+	r.SetExistingTopics(map[string]bool{"outbox.event.old": true, "outbox.event.d": true})
 	if why := route("d"); why != nil {
 		t.Errorf("d: %v", why)
 	}
 
-	r.ResetTopics(func(string) bool { return false })
-	if why := route("d"); why != nil || r.TopicsFull() {
+	r.ResetTopics()
+	r.SetExistingTopics(map[string]bool{})
+	if why := route("d"); why != nil || r.NeedsTopics() {
 		t.Errorf("d in the next term: %v", why)
+	}
+}
+
+// TestUnknownTopicsAreNotCounted: until the cluster has listed its topics, each of them may exist.
+func TestUnknownTopicsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{Max: 1})
+	for _, aggregateType := range []string{"a", "b", "c"} {
+		if _, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil); err != nil {
+			t.Errorf("%s: %v", aggregateType, err)
+		}
+	}
+	if !r.NeedsTopics() {
+		t.Error("the router does not need the topics")
+	}
+}
+
+// TestANamedTopicCountsAlone: the rules decide only whether the envelope is discarded, and their topics are not used.
+func TestANamedTopicCountsAlone(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "noise", Drop: true}}, Max: 1})
+	r.SetExistingTopics(map[string]bool{})
+	for _, aggregateType := range []string{"a", "b", "c"} {
+		placed := event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{}, event.WithTopic("shared"))
+		if _, err := r.Route(newView(t, placed), nil, nil); err != nil {
+			t.Errorf("%s: %v", aggregateType, err)
+		}
 	}
 }
 

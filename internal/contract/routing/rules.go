@@ -122,23 +122,15 @@ func (r *Router) appendInputs(key []byte, view *envelope.View, meta *Meta) (_ []
 // topicNames returns the topics that Choose returns, else the topics of the first matching rule, else the topic of the
 // template. The rejection has class Dropped if the rule discards the envelope.
 func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.Rejection) {
-	aggregateType, typ := string(view.AggregateType), string(view.Type)
-	if r.choose != nil {
-		if chosen := r.choose(aggregateType, typ); len(chosen) > 0 {
-			return removeRepetitions(chosen), nil
-		}
+	if chosen := r.chooseTopics(view); len(chosen) > 0 {
+		return removeRepetitions(chosen), nil
 	}
-
 	to := []template{r.fallback}
-	for _, candidate := range r.rules {
-		if !candidate.matches(aggregateType, typ, view, meta) {
-			continue
+	if rule := r.findRule(view, meta); rule != nil {
+		if rule.drop {
+			return nil, discarded
 		}
-		if candidate.drop {
-			return nil, &record.Rejection{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
-		}
-		to = candidate.to
-		break
+		to = rule.to
 	}
 
 	names := make([]string, len(to))
@@ -151,6 +143,37 @@ func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.
 		names[i] = string(name)
 	}
 	return removeRepetitions(names), nil
+}
+
+// discarded is the rejection of an envelope to which a rule with drop applies.
+var discarded = &record.Rejection{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
+
+// discards reports whether a rule discards an envelope.
+func (r *Router) discards(view *envelope.View, meta *Meta) bool {
+	if len(r.chooseTopics(view)) > 0 {
+		return false
+	}
+	rule := r.findRule(view, meta)
+	return rule != nil && rule.drop
+}
+
+// chooseTopics returns the topics that the function of the service chooses, if there are any.
+func (r *Router) chooseTopics(view *envelope.View) []string {
+	if r.choose == nil {
+		return nil
+	}
+	return r.choose(string(view.AggregateType), string(view.Type))
+}
+
+// findRule returns the first rule that applies to an envelope, or nil.
+func (r *Router) findRule(view *envelope.View, meta *Meta) *rule {
+	aggregateType, typ := string(view.AggregateType), string(view.Type)
+	for i := range r.rules {
+		if r.rules[i].matches(aggregateType, typ, view, meta) {
+			return &r.rules[i]
+		}
+	}
+	return nil
 }
 
 // matches reports whether the rule applies to an envelope.

@@ -92,8 +92,6 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 	if err != nil {
 		return admin.Operator{}, err
 	}
-	// Only an owner counts the topics that do not exist.
-	router.ResetTopics(func(string) bool { return true })
 	var redact admin.Redaction
 	if access := cfg.HTTP.Admin; access != nil {
 		if redact, err = admin.NewRedaction(access.Redact.Headers, access.Redact.Paths); err != nil {

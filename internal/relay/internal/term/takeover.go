@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -202,8 +201,7 @@ func (t *term) findClaims(ctx context.Context, doc *lease.Document) ([]outboxes.
 	return claims, nil
 }
 
-// topicNamesEvery is the interval at which the topics are listed while envelopes name more topics
-// than topics.max.
+// topicNamesEvery is the interval at which the topics are listed while the router needs them.
 const topicNamesEvery = 10 * time.Second
 
 // countTopics starts to count the topics that envelopes name. Topics of the cluster do not count, so
@@ -211,25 +209,23 @@ const topicNamesEvery = 10 * time.Second
 // listed now, and again while the count is at its maximum, because topics may have been created
 // since.
 func (t *term) countTopics(ctx context.Context) {
-	var existing atomic.Pointer[map[string]bool]
-	existing.Store(&map[string]bool{})
+	router := t.slot.shared.Router
+	router.ResetTopics()
 	list := func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
 		defer cancel()
 		names, err := t.slot.shared.Kafka.TopicNames(ctx)
 		if err != nil {
-			t.log.Debug("cannot list the topics of the cluster", "error", err)
+			t.log.Warn("cannot list the topics of the cluster; topics.max counts none until then", "error", err)
 			return
 		}
-		existing.Store(&names)
+		router.SetExistingTopics(names)
 	}
 
 	list(ctx)
-	t.slot.shared.Router.ResetTopics(func(topic string) bool { return (*existing.Load())[topic] })
 	t.inBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
-			// Below the maximum, a topic is accepted whether or not the cluster has it.
-			if t.slot.shared.Router.TopicsFull() {
+			if router.NeedsTopics() {
 				list(ctx)
 			}
 		}
