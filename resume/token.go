@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -63,30 +62,33 @@ func compareData(a, b string) int {
 	if len(a) < versionEnd || len(b) < versionEnd || a[18:versionEnd] == b[18:versionEnd] {
 		return strings.Compare(a, b)
 	}
-	return strings.Compare(operationOf(a), operationOf(b))
+	return bytes.Compare(AppendOperation(nil, a), AppendOperation(nil, b))
 }
 
-// operationOf returns the part of the data of a token that versions share: the time, the kind of the token, and the number of the
-// operation in its transaction.
-func operationOf(data string) string {
+// AppendOperation appends the part of the data of a token that all versions of MongoDB write alike: the time, the kind of the token, and
+// the number of the operation in its transaction. With namespace and id it identifies an event, and its order is that of the data.
+func AppendOperation[T ~string | ~[]byte](dst []byte, data T) []byte {
+	if len(data) < versionEnd {
+		return append(dst, data...)
+	}
 	end := skipNumber(data, skipNumber(data, versionEnd))
-	return data[:18] + data[versionEnd:end]
+	return append(append(dst, data[:18]...), data[versionEnd:end]...)
 }
 
 // skipNumber returns where a number of a KeyString ends that begins at start. The first byte is its size: 0x29 for zero, 0x2B for a
 // number of one byte, 0x2C for two, …
-func skipNumber(data string, start int) int {
+func skipNumber[T ~string | ~[]byte](data T, start int) int {
 	const zero, oneByte, eightBytes = 0x29, 0x2b, 0x32
 	if start+2 > len(data) {
 		return len(data)
 	}
-	size, err := strconv.ParseUint(data[start:start+2], 16, 8)
-	if err != nil || size != zero && (size < oneByte || size > eightBytes) {
+	var size [1]byte
+	if _, err := hex.Decode(size[:], []byte{data[start], data[start+1]}); err != nil || size[0] != zero && (size[0] < oneByte || size[0] > eightBytes) {
 		return len(data)
 	}
 	n := 0
-	if size != zero {
-		n = int(size) - oneByte + 1
+	if size[0] != zero {
+		n = int(size[0]) - oneByte + 1
 	}
 	return min(start+2+2*n, len(data))
 }

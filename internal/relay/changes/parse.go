@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/envelope"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // Op is the kind of a change event. The zero value is a kind that the stream does not request.
@@ -37,9 +38,12 @@ func (o Op) String() string {
 type Event struct {
 	Op Op
 
-	// Token is the resume token, the whole `_id` document. Data is the hexadecimal text in it, whose
-	// byte order is the order of the stream. It is the `pos` of a waiting envelope (N15).
-	Token, Data []byte
+	// Token is the resume token, the whole `_id` document.
+	Token []byte
+	// Pos is the part of its text that all versions of MongoDB write alike ([resume.AppendOperation]), whose byte order is the order of the
+	// stream. It is the `pos` of a waiting envelope (N15). It stays until the next event is parsed into the Event.
+	Pos    []byte
+	posBuf []byte
 
 	// Document is the inserted document. HasDocument is false for other kinds of events. It is also
 	// false for an insert that did not fit an event and was gone when it was fetched (N24). Note then
@@ -76,10 +80,10 @@ var (
 	errTruncated  = errors.New("truncated BSON")
 )
 
-// Parse reads a raw change event into ev in one pass. It allocates only if it fails. It reads only
+// Parse reads a raw change event into ev in one pass. It allocates only if it fails, and once for each Event. It reads only
 // the fields of Event and does not validate the others. It does not parse the inserted document.
 func Parse(raw []byte, ev *Event) error {
-	*ev = Event{}
+	*ev = Event{posBuf: ev.posBuf[:0]}
 	data, ok := envelope.Elements(raw)
 	for ok && len(data) > 0 {
 		var (
@@ -119,7 +123,8 @@ func (ev *Event) setField(typ bson.Type, name, val []byte) error {
 		ev.Token = val
 		dataType, data, err := lookupField(val, "_data")
 		if dataType == bson.TypeString {
-			ev.Data = envelope.StringBytes(data)
+			ev.posBuf = resume.AppendOperation(ev.posBuf, envelope.StringBytes(data))
+			ev.Pos = ev.posBuf
 		}
 		return err
 

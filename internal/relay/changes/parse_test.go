@@ -37,6 +37,28 @@ func insertEvent(tb testing.TB, extra ...bson.E) []byte {
 	return raw
 }
 
+// TestN15_AnEventHasOnePositionInAllVersionsOfTokens: after an upgrade of MongoDB, the server gives an event another token. The owner must
+// recognize an event that it has stored before.
+func TestN15_AnEventHasOnePositionInAllVersionsOfTokens(t *testing.T) {
+	t.Parallel()
+	const uuid = "6E5A1004F905307258A64E45BCB430ACFBC8238C"
+	tokens := []string{
+		"8266A1B2C300000005" + "2B02" + "2C01002B0A" + uuid + "46645F696400646B0C9561BBE3CBFE0AADCD8C0004",
+		"8266A1B2C300000005" + "2B04" + "2C01002B0A" + uuid + "463C6F7065726174696F6E54797065003C696E73657274000004",
+	}
+
+	for _, token := range tokens {
+		raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.D{{Key: "_data", Value: token}}}, {Key: "operationType", Value: "insert"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ev Event
+		if err := Parse(raw, &ev); err != nil || string(ev.Pos) != "8266A1B2C3000000052C01002B0A" {
+			t.Errorf("position %s, %v", ev.Pos, err)
+		}
+	}
+}
+
 func TestParseInsert(t *testing.T) {
 	t.Parallel()
 	var ev Event
@@ -44,7 +66,7 @@ func TestParseInsert(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if ev.Op != Insert || string(ev.Data) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) ||
+	if ev.Op != Insert || string(ev.Pos) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) ||
 		ev.WallMS != 1234567 ||
 		string(ev.DB) != "shop" || string(ev.Coll) != "outbox.v1" || !ev.HasUUID || ev.UUID[15] != 'f' || !ev.HasDocument {
 		t.Errorf("parsed %+v", ev)
@@ -141,9 +163,9 @@ func FuzzParse(f *testing.F) {
 		var ev Event
 		err := Parse(raw, &ev)
 		if err == nil && bson.Raw(raw).Validate() == nil {
-			if d, ok := bson.Raw(raw).Lookup("_id", "_data").StringValueOK(); ok && d != string(ev.Data) &&
+			if d, ok := bson.Raw(raw).Lookup("_id", "_data").StringValueOK(); ok && d != string(ev.Pos) &&
 				bytes.Count(raw, []byte("_data")) == 1 {
-				t.Errorf("data %q, want %q", ev.Data, d)
+				t.Errorf("data %q, want %q", ev.Pos, d)
 			}
 		}
 		_, _, _ = lookupField(raw, "_id")

@@ -210,7 +210,7 @@ func (r *reader) storeBatch(b *changes.Batch) {
 		g := receivedEvent{
 			op:   ev.Op,
 			ns:   string(ev.DB) + "." + string(ev.Coll),
-			data: string(ev.Data),
+			data: resume.Token(ev.Token).Data(),
 			note: string(ev.Note),
 			size: len(ev.Document),
 			pos:  resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},

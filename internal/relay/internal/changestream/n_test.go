@@ -100,7 +100,7 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 	t.Parallel()
 	at := func(data string) resume.Position { return resume.Position{Token: resume.TokenOf(data)} }
-	s := slimMode{on: true, lastFetched: "82AB"}
+	s := slimMode{on: true, lastFetched: at("82AB")}
 	for range 3 {
 		if s.hasPassed(at("82AB"), true) {
 			t.Fatal("passed at the token of the large event: the server would build that event again")

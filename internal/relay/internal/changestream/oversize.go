@@ -28,8 +28,8 @@ type slimMode struct {
 	on     bool
 	byTime bool // the slim stream could not be opened by token either
 
-	// lastFetched is the token data of the last event whose document was fetched.
-	lastFetched string
+	// lastFetched is the position of the last event whose document was fetched.
+	lastFetched resume.Position
 	events      int
 
 	// silent counts the empty responses. The first one after an opening proves nothing.
@@ -84,8 +84,8 @@ func (r *run) readAroundOversize(ctx context.Context, code int, err error) error
 // hasPassed reports whether whole events can be read again: the position is after the fetched document,
 // or there was no such document among as many events as the failed response can have held.
 func (s *slimMode) hasPassed(pos resume.Position, silent bool) bool {
-	if s.lastFetched != "" {
-		return pos.Token.Data() > s.lastFetched
+	if !s.lastFetched.IsZero() {
+		return pos.Compare(s.lastFetched) > 0
 	}
 
 	if silent {
@@ -111,7 +111,7 @@ func (r *run) restoreDocuments(ctx context.Context, batch *changes.Batch) error 
 			return fmt.Errorf("fetching a document that is too large for a change event: %w", err)
 		}
 
-		r.slim.lastFetched = string(ev.Data)
+		r.slim.lastFetched = positionOf(&ev).Clone()
 		batch.Docs[i] = rebuildEvent(raw, doc)
 		batch.Bytes += len(batch.Docs[i]) - len(raw)
 	}

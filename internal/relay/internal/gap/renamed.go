@@ -129,7 +129,7 @@ func (r *Recovery) sweepRenamed(
 		readUpTo = bson.Timestamp{}
 	}
 
-	r.renames.Store(outbox.NS(), rename{pos: string(ev.Data), at: at})
+	r.renames.Store(outbox.NS(), rename{pos: string(ev.Pos), at: at})
 
 	return r.sweepEntering(ctx, "renamed", &sweep.Sweep{
 		Collections: []outboxes.Outbox{outbox},

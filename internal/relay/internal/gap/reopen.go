@@ -123,7 +123,7 @@ const dropDrain = 2 * time.Second
 // name, has a later position and stays.
 func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
 	defer r.Calls.KeepTicking(ctx, tickEvery)()
-	db, coll, before := string(ev.DB), string(ev.Coll), string(ev.Data)
+	db, coll, before := string(ev.DB), string(ev.Coll), string(ev.Pos)
 	discards := r.Config.OnDrop != "keep"
 
 	// The events before the drop are still on their way, and some of them may have to wait.
@@ -152,7 +152,7 @@ func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
 	if coll != "" {
 		dropped.NS += "." + coll
 	}
-	incident := lease.Incident{ID: incidentID(ev.Data), At: r.Now(), Discarded: &dropped}
+	incident := lease.Incident{ID: incidentID(ev.Pos), At: r.Now(), Discarded: &dropped}
 	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) }); err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func ParseDrainedSlots(doc *lease.Document) []DrainedSlot {
 func (p *Pump) deliveredByOldSlot() bool {
 	ahead := false
 	for _, old := range p.drainedSlots {
-		if string(p.ev.Data) > old.Pos {
+		if string(p.ev.Pos) > old.Pos {
 			continue
 		}
 		ahead = true

@@ -74,7 +74,7 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 		Raw:      f.ev.Document,
 		DB:       f.ev.DB,
 		Coll:     f.ev.Coll,
-		Pos:      f.ev.Data,
+		Pos:      f.ev.Pos,
 		Records:  item.Records[:0],
 	}
 	fillErr := f.fillItem(item)

@@ -88,7 +88,7 @@ func (o *PreviousOwner) add(ns string, id bson.RawValue, pos string, topics []st
 // topicsOf returns the topics for which the envelope of ev was stored. found reports whether it was.
 func (o *PreviousOwner) topicsOf(ns string, id bson.RawValue, ev *changes.Event) (topics []string, found bool) {
 	id = letters.ShortID(id)
-	for _, pos := range []string{string(ev.Data), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
+	for _, pos := range []string{string(ev.Pos), outboxes.PosAt(outboxes.Stamp(ev.Document))} {
 		stored, known := o.events[o.hashKey(ns, id, letters.ShortPos(pos))]
 		if known && ev.WallMS <= stored.beforeMS {
 			topics, found = append(topics, stored.topics...), true

@@ -34,7 +34,7 @@ func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 	}{
 		{"d.c", "all", "8201", 0, true}, {"d.c", "one", "8202", 1, true}, {"d.c", "one", "8203", 2, false}, {"d.x", "one", "8202", 2, false}, {"d.c", "two", "8202", 2, false},
 	} {
-		topics, dead := o.topicsOf(c.ns, id(c.id), &changes.Event{Data: []byte(c.pos)})
+		topics, dead := o.topicsOf(c.ns, id(c.id), &changes.Event{Pos: []byte(c.pos)})
 		rest := dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}}, topics)
 		if len(rest) != c.left || dead != c.dead || c.left == 1 && rest[0].Topic != "b" {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
@@ -70,7 +70,7 @@ func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ev := changes.Event{Data: []byte("8204"), WallMS: c.wallMS, Document: raw}
+		ev := changes.Event{Pos: []byte("8204"), WallMS: c.wallMS, Document: raw}
 		topics, dead := o.topicsOf("d.c", id(c.id), &ev)
 		rest := dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}}, topics)
 		if len(rest) != c.left || dead != c.dead {
@@ -83,7 +83,7 @@ func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: id("both"), Pos: "8205", Topic: "a"})
 	o.AddWaiting("d.c", id("unrouted"), "8206", []string{""})
 	for _, c := range []struct{ id, pos, left string }{{"both", "8205", "c"}, {"unrouted", "8206", ""}} {
-		topics, found := o.topicsOf("d.c", id(c.id), &changes.Event{Data: []byte(c.pos)})
+		topics, found := o.topicsOf("d.c", id(c.id), &changes.Event{Pos: []byte(c.pos)})
 		left := ""
 		for _, r := range dropTopics([]record.Record{{Topic: "a"}, {Topic: "b"}, {Topic: "c"}}, topics) {
 			left += r.Topic
@@ -97,7 +97,7 @@ func TestN15_StoredEventsAreRecognizedByTheirPosition(t *testing.T) {
 	long := strings.Repeat("x", 5000)
 	o.AddWaiting("d.c", id(long), long, []string{"a"})
 	o.AddDeadLetter(letters.Mark{NS: "d.c", ID: letters.ShortID(id(long)), Pos: letters.ShortPos(long), Topic: "b"})
-	topics, found := o.topicsOf("d.c", id(long), &changes.Event{Data: []byte(long)})
+	topics, found := o.topicsOf("d.c", id(long), &changes.Event{Pos: []byte(long)})
 	if slices.Sort(topics); !found || !slices.Equal(topics, []string{"a", "b"}) {
 		t.Errorf("an id of 5,000 bytes: %v, %t", topics, found)
 	}

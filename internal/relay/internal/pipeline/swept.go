@@ -36,7 +36,7 @@ func (s *Swept) DeliverSwept(ctx context.Context, envelope *outboxes.Envelope, p
 		ClusterTime: envelope.TS,
 		// The record gets the time at which it is sent (N12).
 		WallMS: now,
-		Data:   []byte(pos),
+		Pos:    []byte(pos),
 	}
 	s.rereading = s.Dispatcher.IsRereading()
 	s.meta.Position = pos

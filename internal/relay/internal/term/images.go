@@ -83,7 +83,7 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 	var hit []*ledger.Outcome
 	left := len(missing)
 	want := func(ev *changes.Event) bool {
-		hit = missing[pipeline.EventNumber(ev.Data)]
+		hit = missing[pipeline.EventNumber(ev.Pos)]
 		return hit != nil && hit[0].Raw == nil
 	}
 
@@ -92,7 +92,7 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 		for _, o := range hit {
 			o.Raw = raw
 			o.NS = string(ev.DB) + "." + string(ev.Coll)
-			o.Pos = string(ev.Data)
+			o.Pos = string(ev.Pos)
 		}
 		left--
 		return left > 0

@@ -35,7 +35,7 @@ func AppendPosAt(dst []byte, ts bson.Timestamp) []byte {
 // result sorts before every event of that time.
 func PosOf(position resume.Position) string {
 	if data := position.Token.Data(); data != "" {
-		return data
+		return string(resume.AppendOperation(nil, data))
 	}
 	return PosAt(position.ClusterTime)
 }
