@@ -36,6 +36,9 @@ type opener struct {
 	missing chan struct{}          // one token: a topic has to be created
 }
 
+// creation returns how missing topics are created.
+func (o *opener) creation() creation { return creation(o.create != nil) }
+
 // runOpener opens topics whose records wait, when it is woken and every second, until ctx ends.
 func (o *opener) runOpener(ctx context.Context) error {
 	tick := time.NewTicker(openEvery)
@@ -221,7 +224,7 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 func (o *opener) createTopics(ctx context.Context, names []string) {
 	rejected, err := o.sink.c.kafka.CreateTopics(ctx, names, *o.create)
 	if err != nil {
-		o.noteObstacle(names, err)
+		// The topics are still missing, which parks them. The opener finds that out again.
 		if ctx.Err() == nil {
 			o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
 		}
@@ -243,15 +246,6 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 	for range createdTries {
 		if !o.openSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
 			return
-		}
-	}
-
-	// Another client may have deleted it.
-	o.sink.mu.Lock()
-	defer o.sink.mu.Unlock()
-	for _, name := range created {
-		if topic := o.sink.topics[name]; !topic.isOpen() && topic.obstacle.kind == kindOpening {
-			topic.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}, time.Now())
 		}
 	}
 }
@@ -279,7 +273,7 @@ func (o *opener) noteObstacle(names []string, err error) {
 	}
 
 	now := time.Now()
-	creates := o.create != nil
+	creation := o.creation()
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
 	for _, name := range names {
@@ -287,17 +281,21 @@ func (o *opener) noteObstacle(names []string, err error) {
 		// The time is below openEvery, so that the next tick finds the topic.
 		topic.nextAttempt = now.Add(openEvery * 9 / 10)
 
-		// If creating the topic has failed before, that reason explains more than the missing topic.
-		if creates && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+		why := topicObstacle(name, err)
+		if creation == createdAutomatically && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
 			topic.missing = true
 			retry.Signal(o.missing)
-			continue
+
+			// If creating the topic has failed before, that reason explains more than the missing topic.
+			if topic.obstacle.parksTopic() {
+				continue
+			}
+			why = obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}
 		}
 
-		why := topicObstacle(name, err)
 		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
-		if why.kind != kindUnreachable && topic.shouldLog(now, creation(creates)) {
+		if why.kind != kindUnreachable && topic.shouldLog(now, creation) {
 			o.sink.log.Error("cannot write a topic; its records wait",
 				append(why.logFields(name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
 		}

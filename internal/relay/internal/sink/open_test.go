@@ -339,6 +339,58 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
 }
 
+// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker can be asked to create the topic.
+// Its records do not keep the memory from other topics.
+func TestN11_MissingTopicsAreParkedWithoutAController(t *testing.T) {
+	t.Parallel()
+	for name, respond := range map[string]func(kc *kfake.Cluster, ended <-chan struct{}) error{
+		"hangs": func(kc *kfake.Cluster, ended <-chan struct{}) error {
+			kc.SleepControl(func() { <-ended })
+			return nil
+		},
+		"closes the connection": func(*kfake.Cluster, <-chan struct{}) error { return errors.New("the connection is closed") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "there"), kfake.SleepOutOfOrder())
+			ended := make(chan struct{})
+			defer close(ended)
+			requests := make(chan struct{}, 1)
+			kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+				kc.KeepControl()
+				retry.Signal(requests)
+				err := respond(kc, ended)
+				return nil, err, err != nil
+			})
+
+			u := fakeOptions(brokers...)
+			u.cfg.Create, u.cfg.ParkBytes = &kafkawire.TopicCreate{Partitions: 1}, 400
+			d := openWithHolder(t, u)
+			const missing = 50
+			d.sendSequence("missing", 0, missing)
+			<-requests
+			d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == missing })
+			d.sendSequence("there", 0, 1)
+			d.r.acks.waitUntil(testTimeout, "the topic that exists is used", func() bool { return len(d.r.acks.acked) == 1 })
+		})
+	}
+}
+
+// TestN11_NewTopicsMayFillTheMemoryForAMoment: the records of a topic that is created do not go through the store because there are
+// many of them.
+func TestN11_NewTopicsMayFillTheMemoryForAMoment(t *testing.T) {
+	t.Parallel()
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	u := fakeOptions(brokers...)
+	u.cfg.Create, u.cfg.ParkBytes, u.cfg.ParkAfter = &kafkawire.TopicCreate{Partitions: 1}, 400, time.Hour
+	d := openWithHolder(t, u)
+	d.sendSequence("new", 0, 50)
+	d.waitResolved(50)
+	if n := len(d.withdrawnTickets()); n > 0 {
+		t.Errorf("%d records were given back", n)
+	}
+}
+
 // TestN09_ATopicThatIsCreatedLateIsOpenedWhole: a topic was missing for longer than the time that parks it. When it is
 // created, one of its partitions has no leader for a moment. It gets no quarantine, which only a takeover would end.
 func TestN09_ATopicThatIsCreatedLateIsOpenedWhole(t *testing.T) {

@@ -66,7 +66,8 @@ type obstruction struct {
 	logged          obstacle  // the obstacle that was logged last since then
 }
 
-// settleTime is how long a topic that was just created may have no leader, or not exist yet, before that is logged.
+// settleTime is how long a topic that is created may have no leader, or not exist yet, before that is logged and its records may
+// not fill the memory.
 const settleTime = 2 * time.Second
 
 // creation is how a missing topic is created.
@@ -79,12 +80,17 @@ const (
 
 // shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
 func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
-	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
-	if o.obstacle == o.logged || mayBeNew && now.Sub(o.kindSince) < settleTime {
+	if o.obstacle == o.logged || o.isSettling(now, creation) {
 		return false
 	}
 	o.logged = o.obstacle
 	return true
+}
+
+// isSettling reports whether the obstacle may only be that the topic is being created.
+func (o *obstruction) isSettling(now time.Time, creation creation) bool {
+	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
+	return mayBeNew && now.Sub(o.kindSince) < settleTime
 }
 
 // updateObstacle replaces the obstacle. since keeps the time of the first obstacle until the
