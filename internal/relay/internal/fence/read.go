@@ -55,7 +55,7 @@ type reader struct {
 	report   func(Event)
 
 	began        time.Time
-	lastProgress atomic.Int64 // of any partition, Unix nanoseconds
+	lastProgress atomic.Int64 // of any partition, a time.Duration since began
 	regroup      atomic.Bool
 }
 
@@ -79,7 +79,7 @@ const (
 // readAll returns when each partition is done or given up. The error is the end of ctx.
 func (r *reader) readAll(ctx context.Context, list []*reading) error {
 	r.began = time.Now()
-	r.lastProgress.Store(r.began.UnixNano())
+	r.lastProgress.Store(0)
 	topics := map[string]bool{}
 	for _, p := range list {
 		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
@@ -143,7 +143,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 
 // giveUpIdle gives up partitions that have waited too long, and returns the number of the others.
 func (r *reader) giveUpIdle(list []*reading) (left int) {
-	now, anyProgress := time.Now(), time.Unix(0, r.lastProgress.Load())
+	now, anyProgress := time.Now(), r.began.Add(time.Duration(r.lastProgress.Load()))
 	for _, p := range list {
 		if p.done {
 			continue
@@ -235,7 +235,7 @@ func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) 
 
 func (r *reader) noteProgress(reading *reading) {
 	reading.lastProgress = time.Now()
-	r.lastProgress.Store(reading.lastProgress.UnixNano())
+	r.lastProgress.Store(int64(reading.lastProgress.Sub(r.began)))
 	reading.failures, reading.err = 0, nil
 }
 

@@ -156,7 +156,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	first.acks.waitResolved(20)
 
 	// As if a sink had just ended.
-	first.c.reopened.Store(time.Now().UnixNano())
+	first.c.mayReopen(time.Now())
 	addPartitions(t, topic, 3)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	send(first, 20, 40)
 	first.acks.waitResolved(40)
 
-	first.c.reopened.Store(0)
+	first.c.reopened.Store(nil)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -821,11 +821,11 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if the partition could be read now, soon after another takeover and later.
 	second.EndReread()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
-	second.c.reopened.Store(time.Now().UnixNano())
+	second.c.mayReopen(time.Now())
 	if err := k.readQuarantine(t.Context()); err != nil {
 		t.Fatalf("the sink would end with %v, want it to wait", err)
 	}
-	second.c.reopened.Store(0)
+	second.c.reopened.Store(nil)
 	err := k.readQuarantine(t.Context())
 	if !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink would end with %v, want ErrReopen", err)

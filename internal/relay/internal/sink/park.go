@@ -24,7 +24,10 @@ import (
 // mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
 func (o *Opener) mayReopen(now time.Time) bool {
 	last := o.reopened.Load()
-	return now.Sub(time.Unix(0, last)) >= o.limits.reopenEvery && o.reopened.CompareAndSwap(last, now.UnixNano())
+	if last != nil && now.Sub(*last) < o.limits.reopenEvery {
+		return false
+	}
+	return o.reopened.CompareAndSwap(last, &now)
 }
 
 // parksPartition reports whether an obstacle parks a partition after some time: no process can write
