@@ -326,6 +326,12 @@ func (r *reader) restartInRange(ctx context.Context, leader string, reading *rea
 	}
 
 	start := at.Offset
+	// The start of the log is not readable either. Another attempt is no progress.
+	if start == reading.tail.Next {
+		r.retryLater(reading, kafkawire.OffsetOutOfRange)
+		return
+	}
+
 	r.report(Event{
 		Kind: OutOfRange, Topic: reading.Topic,
 		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created again): "+
