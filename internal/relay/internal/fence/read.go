@@ -17,8 +17,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound and the last offsets are
-// read.
+// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound is read, and what
+// follows the end that the log had before the takeover.
 type Bounds struct {
 	Bytes int64         // defaults to 2 GiB
 	Time  time.Duration // defaults to 60 s
@@ -29,7 +29,9 @@ type reading struct {
 	record.TopicPartition
 	tail  *Tail
 	await []Producer // the read waits for markers above these
-	err   error      // why the partition was given up
+	// end is the end of the log before these markers were written, or 0 if it is unknown. The read may skip the records below it.
+	end int64
+	err error // why the partition was given up
 
 	done         bool
 	lastProgress time.Time
@@ -62,9 +64,7 @@ type reader struct {
 const (
 	readIdle = 2 * time.Second
 	// roundTime is the longest time between two checks of the bounds, the leaders and the progress.
-	roundTime = 500 * time.Millisecond
-	// keepTail is the number of offsets before the end that are never skipped: they contain the marker.
-	keepTail   = 1000
+	roundTime  = 500 * time.Millisecond
 	backoff    = 50 * time.Millisecond
 	maxBackoff = 500 * time.Millisecond
 	// corruptReads is how often a corrupt batch is fetched before it is skipped: its bytes may have been
@@ -359,15 +359,14 @@ func (r *reader) applyBounds(list []*reading) {
 	late := time.Since(r.began) >= r.bounds.Time
 	for _, p := range list {
 		if !p.done && (late || bytes[p.Topic] >= r.bounds.Bytes) {
-			r.skipAhead(p)
+			r.skipTo(p, p.end)
 		}
 	}
 }
 
-// skipAhead skips the rest of a partition except for its last offsets.
-func (r *reader) skipAhead(reading *reading) {
+// skipTo skips the part of a tail below an offset.
+func (r *reader) skipTo(reading *reading, to int64) {
 	tail := reading.tail
-	to := tail.target - keepTail
 	if to <= tail.Next {
 		return
 	}
