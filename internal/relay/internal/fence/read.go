@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +18,16 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound is read, and what
-// follows the end that the log had before the takeover.
+// Bounds limit the read-back (N8). If a topic has more bytes, or needs more time, the rest of its tail is skipped up to the end that
+// the log had before the takeover. If the records of all tails would need more memory, the oldest of them are skipped.
 type Bounds struct {
-	Bytes int64         // defaults to 2 GiB
-	Time  time.Duration // defaults to 60 s
+	Bytes  int64         // of a topic; defaults to 2 GiB
+	Time   time.Duration // defaults to 60 s
+	Memory int64         // of the hits; defaults to 32 MiB
 }
+
+// hitBytes is the memory of a hit in bytes: between 52 and 84 were measured.
+const hitBytes = 84
 
 // reading is one partition that is being read.
 type reading struct {
@@ -349,7 +354,7 @@ func (r *reader) restartInRange(ctx context.Context, leader string, reading *rea
 	r.noteProgress(reading)
 }
 
-// applyBounds skips the rest of the tails of the topics whose bound is used up.
+// applyBounds skips parts of the tails that exceed the bounds.
 func (r *reader) applyBounds(list []*reading) {
 	bytes := map[string]int64{} // by topic
 	for _, p := range list {
@@ -358,24 +363,56 @@ func (r *reader) applyBounds(list []*reading) {
 
 	late := time.Since(r.began) >= r.bounds.Time
 	for _, p := range list {
-		if !p.done && (late || bytes[p.Topic] >= r.bounds.Bytes) {
+		if late || bytes[p.Topic] >= r.bounds.Bytes {
 			r.skipTo(p, p.end)
 		}
 	}
+	r.boundMemory(list)
+}
+
+// boundMemory skips the oldest records of the longest tails, if all hits would need too much memory: the events that the stream repeats
+// were sent last. A record that is not read yet counts as a hit, because only its content shows whether it is one.
+func (r *reader) boundMemory(list []*reading) {
+	hits, unread := int64(0), int64(0)
+	for _, p := range list {
+		hits += int64(p.tail.Hits.Len())
+		unread += p.countUnread()
+	}
+	most := r.bounds.Memory / hitBytes
+	if hits+unread <= most {
+		return
+	}
+
+	// What was written after the ends were read must not cause another cut.
+	room := max(most-most/8-hits, 0)
+	sorted := slices.SortedFunc(slices.Values(list), func(a, b *reading) int { return cmp.Compare(a.countUnread(), b.countUnread()) })
+	for i, p := range sorted {
+		kept := min(p.countUnread(), room/int64(len(sorted)-i))
+		room -= kept
+		r.skipTo(p, p.end-kept)
+	}
+}
+
+// countUnread returns the number of offsets up to the end that are not read yet.
+func (p *reading) countUnread() int64 {
+	if p.done {
+		return 0
+	}
+	return max(p.end-p.tail.Next, 0)
 }
 
 // skipTo skips the part of a tail below an offset.
-func (r *reader) skipTo(reading *reading, to int64) {
+func (r *reader) skipTo(reading *reading, offset int64) {
 	tail := reading.tail
-	if to <= tail.Next {
+	if reading.done || offset <= tail.Next {
 		return
 	}
 
 	r.report(Event{
 		Kind: Truncated, Topic: reading.Topic,
 		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; "+
-			"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, to-1),
+			"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, offset-1),
 	})
-	tail.Next, tail.Truncated = to, true
+	tail.Next, tail.Truncated = offset, true
 	r.noteProgress(reading)
 }

@@ -45,7 +45,8 @@ type heldPartition struct {
 
 func newSession(client *Client, input In) *Session {
 	input.Idle, input.Own, input.epochs = cmp.Or(input.Idle, readIdle), cmp.Or(input.Own, ownTotal), cmp.Or(input.epochs, maxEpoch)
-	input.Bounds.Bytes, input.Bounds.Time = cmp.Or(input.Bounds.Bytes, 2<<30), cmp.Or(input.Bounds.Time, time.Minute)
+	bounds := &input.Bounds
+	bounds.Bytes, bounds.Time, bounds.Memory = cmp.Or(bounds.Bytes, 2<<30), cmp.Or(bounds.Time, time.Minute), cmp.Or(bounds.Memory, 32<<20)
 	return &Session{
 		client:  client,
 		in:      input,

@@ -256,6 +256,37 @@ func TestN08_LongTailIsTruncated(t *testing.T) {
 	}
 }
 
+// N8, I7: the records of small compressed batches need more memory than their bytes. Of the longest tail, the newest records are read.
+func TestN08_TheMemoryOfTheReadBackIsBounded(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	tp := newTopic(t, c, 2)
+	o := newOwner(t, tp, 2)
+	me := o.takeAll(t, c).Producer
+	const batches, each, most = 12, 500, 2000
+	for i := range batches {
+		mustSend(t, c, at(tp, 0), encodeBatch(compress.Zstd, me, int32(i*each), newRecords(newNames("batch"+string(rune('a'+i)), each)...)...))
+	}
+	mustSend(t, c, at(tp, 1), encodeBatch(compress.Zstd, me, 0, newRecords(newNames("short", each)...)...))
+
+	in := o.newInput()
+	in.Bounds = Bounds{Memory: most * hitBytes}
+	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, short := out.Released[at(tp, 0)], out.Released[at(tp, 1)]
+	if long == nil || short == nil || !long.Truncated || short.Truncated || !o.hasEvent(Truncated) {
+		t.Fatalf("tails %+v and %+v, quarantined %v, events %+v", long, short, out.Quarantined, o.events)
+	}
+	if n := long.Hits.Len() + short.Hits.Len(); short.Hits.Len() != each || n > most || n < most/2 {
+		t.Errorf("%d records of the short tail and %d in all are read, want %d and at most %d", short.Hits.Len(), n, each, most)
+	}
+	if last := mustIdentify(t, newHeader("id", "batch"+string(rune('a'+batches-1))+"-499")); !long.Hits.Has(last, AnyTime) {
+		t.Error("the last record was not read")
+	}
+}
+
 // N8: the bound skips no marker, although another client writes many records after it.
 func TestN08_TheMarkerOfALongTailIsRead(t *testing.T) {
 	t.Parallel()
