@@ -54,7 +54,7 @@ type partition struct {
 // readBack contains the records that the takeover has read of a partition.
 type readBack struct {
 	hits       *fence.Known // N7: the records that were found, until the reread ends
-	incomplete bool         // a part was not read: a record that the reread sends may be a second copy
+	incomplete bool         // a part was not read: a record of the reread, or of a side delivery, may be a second copy
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
