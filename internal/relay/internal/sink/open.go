@@ -20,9 +20,9 @@ import (
 // stored offset of the partition is 0, and the partition is in quarantine until a takeover has read it.
 
 const (
-	openEvery    = time.Second // between two attempts to open a topic
-	createdPoll  = 50 * time.Millisecond
-	createdTries = 40
+	openEvery   = time.Second // between two attempts to open a topic
+	createdPoll = 50 * time.Millisecond
+	createdFor  = 2 * time.Second
 	// createAtOnce bounds the topics of one request: a controller accepts at most 10,000 changes at a time, and each
 	// partition is one.
 	createAtOnce = 100
@@ -220,7 +220,7 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 	return n
 }
 
-// createTopics creates topics, and waits for a moment until they are open.
+// createTopics creates topics. It does not wait until they are open, so that the next ones are created at the same time.
 func (o *opener) createTopics(ctx context.Context, names []string) {
 	rejected, err := o.sink.c.kafka.CreateTopics(ctx, names, *o.create)
 	if err != nil {
@@ -242,27 +242,20 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 		created = append(created, name)
 	}
 
-	// Other brokers may not have the topic yet, and its partitions may have no leader.
-	for range createdTries {
-		if !o.openSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
-			return
-		}
-	}
+	o.openSoon(created)
 }
 
-// openSoon requests another attempt at the topics that are not open, and reports whether there are any.
-func (o *opener) openSoon(names []string) (left bool) {
+// openSoon makes the opener try topics that were just created, again and again for a moment: other brokers may not have them yet, and
+// their partitions may have no leader.
+func (o *opener) openSoon(names []string) {
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
+	until := time.Now().Add(createdFor)
 	for _, name := range names {
-		if topic := o.sink.topics[name]; !topic.isOpen() {
-			topic.nextAttempt, left = time.Time{}, true
-		}
+		topic := o.sink.topics[name]
+		topic.missing, topic.newUntil, topic.nextAttempt = false, until, time.Time{}
 	}
-	if left {
-		retry.Signal(o.wake)
-	}
-	return left
+	retry.Signal(o.wake)
 }
 
 // noteObstacle notes why topics cannot be opened, and logs the reason when it changes. A nil err
@@ -280,11 +273,18 @@ func (o *opener) noteObstacle(names []string, err error) {
 		topic := o.sink.topics[name]
 		// The time is below openEvery, so that the next tick finds the topic.
 		topic.nextAttempt = now.Add(openEvery * 9 / 10)
+		isNew := now.Before(topic.newUntil)
+		if isNew {
+			topic.nextAttempt = now.Add(createdPoll)
+			time.AfterFunc(createdPoll, func() { retry.Signal(o.wake) })
+		}
 
 		why := topicObstacle(name, err)
 		if creation == createdAutomatically && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			topic.missing = true
-			retry.Signal(o.missing)
+			if !isNew {
+				topic.missing = true
+				retry.Signal(o.missing)
+			}
 
 			// If creating the topic has failed before, that reason explains more than the missing topic.
 			if topic.obstacle.parksTopic() {

@@ -391,6 +391,32 @@ func TestN11_NewTopicsMayFillTheMemoryForAMoment(t *testing.T) {
 	}
 }
 
+// TestTopicsAreCreatedWhileOthersAreOpened: the brokers do not show the first topics yet. The next ones do not wait for that.
+func TestTopicsAreCreatedWhileOthersAreOpened(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.CreateTopics}, Err: kerr.TopicAlreadyExists, Count: -1})
+	requests := make(chan time.Time, 10)
+	kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		select {
+		case requests <- time.Now():
+		default:
+		}
+		return nil, nil, false
+	})
+
+	u := fakeOptions(brokers...)
+	u.cfg.Create = &kafkawire.TopicCreate{Partitions: 1}
+	r := openSink(t, u)
+	for i := range 2 * createAtOnce {
+		r.send(t, newRecord(fmt.Sprint("new-", i), "k", "k/0"))
+	}
+	if between := -(<-requests).Sub(<-requests); between >= createdFor {
+		t.Errorf("%s are between the requests for the first and for the next topics", between)
+	}
+}
+
 // TestN09_ATopicThatIsCreatedLateIsOpenedWhole: a topic was missing for longer than the time that parks it. When it is
 // created, one of its partitions has no leader for a moment. It gets no quarantine, which only a takeover would end.
 func TestN09_ATopicThatIsCreatedLateIsOpenedWhole(t *testing.T) {

@@ -225,6 +225,7 @@ type topic struct {
 	waiting     []*pending // records that wait for the topic to be opened, in order
 	nextAttempt time.Time  // the earliest time of the next attempt to open it
 	missing     bool       // it has to be created
+	newUntil    time.Time  // it was just created: until then it is tried every createdPoll, and not created again
 
 	maxBytes    int  // max.message.bytes; 0: unknown
 	batchLimit  int  // the largest batch that the sink builds
