@@ -158,8 +158,9 @@ type Kafka struct {
 	ReadBack          ReadBack `yaml:"read_back"`
 }
 
-// ReadBack limits the read-back of each topic after a takeover. If a limit is reached, the read-back
-// starts later, and the records that may have been sent before are marked as redelivered.
+// ReadBack limits the read-back of each topic after a takeover. If a limit is reached, a part is not read,
+// and the records that may have been sent before are marked as redelivered. The newest records of all topics are
+// read that fit into limits.memory, at 84 bytes each.
 type ReadBack struct {
 	// Bytes is the maximum number of bytes to read from one topic. Defaults to 2GiB.
 	Bytes Size `yaml:"bytes"`

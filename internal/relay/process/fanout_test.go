@@ -21,9 +21,9 @@ import (
 func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		name  string
-		swept bool
-	}{{"stream", false}, {"sweep", true}} {
+		name           string
+		swept, expires bool
+	}{{"stream", false, false}, {"sweep", true, false}, {"stream, expired", false, true}, {"sweep, expired", true, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
@@ -37,19 +37,30 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			b.halfSent("second", other, c.swept)
-			b.start(rules)
-			for _, topic := range []string{other, b.topic} {
-				read := *b
-				read.topic = topic
-				read.consume(2)
+			if !c.expires {
+				b.halfSent("second", other, c.swept)
+				b.start(rules)
+				for _, topic := range []string{other, b.topic} {
+					read := *b
+					read.topic = topic
+					read.consume(2)
+				}
+				return
 			}
+
+			// The owner began both topics in time. An envelope that waits for so long has expired.
+			expires := time.Now().Add(time.Second)
+			b.halfSent("second", other, c.swept, event.WithExpiry(expires))
+			stacktest.Eventually(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
+			b.start(rules)
+			b.consume(2)
+			stacktest.Eventually(t, "the other topic has a letter", func() bool { return b.countLetters(bson.D{}) == 1 })
 		})
 	}
 }
 
 // halfSent leaves an envelope as an owner does that dies when it has written down that it waits for one topic.
-func (b *bundle) halfSent(id, topic string, swept bool) {
+func (b *bundle) halfSent(id, topic string, swept bool, opts ...event.Option) {
 	b.t.Helper()
 	ctx, outbox := b.t.Context(), b.db.Collection("outbox")
 	cs, err := outbox.Watch(ctx, mongo.Pipeline{})
@@ -57,7 +68,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 		b.t.Fatal(err)
 	}
 	defer cs.Close(ctx)
-	b.append(1, event.WithID(id))
+	b.append(1, append(opts, event.WithID(id))...)
 	if !cs.Next(ctx) {
 		b.t.Fatal(cs.Err())
 	}

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,19 +18,25 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the part up to the bound and the last offsets are
-// read.
+// Bounds limit the read-back (N8). If a topic has more bytes, or needs more time, the rest of its tail is skipped up to the end that
+// the log had before the takeover. If the records of all tails would need more memory, the oldest of them are skipped.
 type Bounds struct {
-	Bytes int64         // defaults to 2 GiB
-	Time  time.Duration // defaults to 60 s
+	Bytes  int64         // of a topic; defaults to 2 GiB
+	Time   time.Duration // defaults to 60 s
+	Memory int64         // of the hits; defaults to 32 MiB
 }
+
+// hitBytes is the memory of a hit in bytes: between 52 and 84 were measured.
+const hitBytes = 84
 
 // reading is one partition that is being read.
 type reading struct {
 	record.TopicPartition
 	tail  *Tail
 	await []Producer // the read waits for markers above these
-	err   error      // why the partition was given up
+	// end is the end of the log before these markers were written, or 0 if it is unknown. The read may skip the records below it.
+	end int64
+	err error // why the partition was given up
 
 	done         bool
 	lastProgress time.Time
@@ -55,16 +62,14 @@ type reader struct {
 	report   func(Event)
 
 	began        time.Time
-	lastProgress atomic.Int64 // of any partition, Unix nanoseconds
+	lastProgress atomic.Int64 // of any partition, a time.Duration since began
 	regroup      atomic.Bool
 }
 
 const (
 	readIdle = 2 * time.Second
 	// roundTime is the longest time between two checks of the bounds, the leaders and the progress.
-	roundTime = 500 * time.Millisecond
-	// keepTail is the number of offsets before the end that are never skipped: they contain the marker.
-	keepTail   = 1000
+	roundTime  = 500 * time.Millisecond
 	backoff    = 50 * time.Millisecond
 	maxBackoff = 500 * time.Millisecond
 	// corruptReads is how often a corrupt batch is fetched before it is skipped: its bytes may have been
@@ -79,7 +84,7 @@ const (
 // readAll returns when each partition is done or given up. The error is the end of ctx.
 func (r *reader) readAll(ctx context.Context, list []*reading) error {
 	r.began = time.Now()
-	r.lastProgress.Store(r.began.UnixNano())
+	r.lastProgress.Store(0)
 	topics := map[string]bool{}
 	for _, p := range list {
 		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
@@ -143,7 +148,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 
 // giveUpIdle gives up partitions that have waited too long, and returns the number of the others.
 func (r *reader) giveUpIdle(list []*reading) (left int) {
-	now, anyProgress := time.Now(), time.Unix(0, r.lastProgress.Load())
+	now, anyProgress := time.Now(), r.began.Add(time.Duration(r.lastProgress.Load()))
 	for _, p := range list {
 		if p.done {
 			continue
@@ -235,7 +240,7 @@ func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) 
 
 func (r *reader) noteProgress(reading *reading) {
 	reading.lastProgress = time.Now()
-	r.lastProgress.Store(reading.lastProgress.UnixNano())
+	r.lastProgress.Store(int64(reading.lastProgress.Sub(r.began)))
 	reading.failures, reading.err = 0, nil
 }
 
@@ -326,6 +331,12 @@ func (r *reader) restartInRange(ctx context.Context, leader string, reading *rea
 	}
 
 	start := at.Offset
+	// The start of the log is not readable either. Another attempt is no progress.
+	if start == reading.tail.Next {
+		r.retryLater(reading, kafkawire.OffsetOutOfRange)
+		return
+	}
+
 	r.report(Event{
 		Kind: OutOfRange, Topic: reading.Topic,
 		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created again): "+
@@ -343,7 +354,7 @@ func (r *reader) restartInRange(ctx context.Context, leader string, reading *rea
 	r.noteProgress(reading)
 }
 
-// applyBounds skips the rest of the tails of the topics whose bound is used up.
+// applyBounds skips parts of the tails that exceed the bounds.
 func (r *reader) applyBounds(list []*reading) {
 	bytes := map[string]int64{} // by topic
 	for _, p := range list {
@@ -352,25 +363,56 @@ func (r *reader) applyBounds(list []*reading) {
 
 	late := time.Since(r.began) >= r.bounds.Time
 	for _, p := range list {
-		if !p.done && (late || bytes[p.Topic] >= r.bounds.Bytes) {
-			r.skipAhead(p)
+		if late || bytes[p.Topic] >= r.bounds.Bytes {
+			r.skipTo(p, p.end)
 		}
+	}
+	r.boundMemory(list)
+}
+
+// boundMemory skips the oldest records of the longest tails, if all hits would need too much memory: the events that the stream repeats
+// were sent last. A record that is not read yet counts as a hit, because only its content shows whether it is one.
+func (r *reader) boundMemory(list []*reading) {
+	hits, unread := int64(0), int64(0)
+	for _, p := range list {
+		hits += int64(p.tail.Hits.Len())
+		unread += p.countUnread()
+	}
+	most := r.bounds.Memory / hitBytes
+	if hits+unread <= most {
+		return
+	}
+
+	// What was written after the ends were read must not cause another cut.
+	room := max(most-most/8-hits, 0)
+	sorted := slices.SortedFunc(slices.Values(list), func(a, b *reading) int { return cmp.Compare(a.countUnread(), b.countUnread()) })
+	for i, p := range sorted {
+		kept := min(p.countUnread(), room/int64(len(sorted)-i))
+		room -= kept
+		r.skipTo(p, p.end-kept)
 	}
 }
 
-// skipAhead skips the rest of a partition except for its last offsets.
-func (r *reader) skipAhead(reading *reading) {
+// countUnread returns the number of offsets up to the end that are not read yet.
+func (p *reading) countUnread() int64 {
+	if p.done {
+		return 0
+	}
+	return max(p.end-p.tail.Next, 0)
+}
+
+// skipTo skips the part of a tail below an offset.
+func (r *reader) skipTo(reading *reading, offset int64) {
 	tail := reading.tail
-	to := tail.target - keepTail
-	if to <= tail.Next {
+	if reading.done || offset <= tail.Next {
 		return
 	}
 
 	r.report(Event{
 		Kind: Truncated, Topic: reading.Topic,
 		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; "+
-			"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, to-1),
+			"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), tail.Next, offset-1),
 	})
-	tail.Next, tail.Truncated = to, true
+	tail.Next, tail.Truncated = offset, true
 	r.noteProgress(reading)
 }

@@ -50,9 +50,9 @@ func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, e
 
 	// The read continues where the last one ended.
 	readable := health.Healthy(waiting)
-	list := make([]*reading, 0, len(readable))
+	list, ends := make([]*reading, 0, len(readable)), s.readEnds(ctx, health)
 	for _, tp := range readable {
-		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp)})
+		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp), end: ends[tp]})
 	}
 	reader := s.newReader()
 	reader.idle = min(reader.idle, retryIdle)

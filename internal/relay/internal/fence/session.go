@@ -45,7 +45,8 @@ type heldPartition struct {
 
 func newSession(client *Client, input In) *Session {
 	input.Idle, input.Own, input.epochs = cmp.Or(input.Idle, readIdle), cmp.Or(input.Own, ownTotal), cmp.Or(input.epochs, maxEpoch)
-	input.Bounds.Bytes, input.Bounds.Time = cmp.Or(input.Bounds.Bytes, 2<<30), cmp.Or(input.Bounds.Time, time.Minute)
+	bounds := &input.Bounds
+	bounds.Bytes, bounds.Time, bounds.Memory = cmp.Or(bounds.Bytes, 2<<30), cmp.Or(bounds.Time, time.Minute), cmp.Or(bounds.Memory, 32<<20)
 	return &Session{
 		client:  client,
 		in:      input,
@@ -165,6 +166,23 @@ func (s *Session) quarantinedPartitions() []record.TopicPartition {
 	}
 	slices.SortFunc(out, comparePartitions)
 	return out
+}
+
+// readEnds returns the ends of the logs of the partitions in quarantine. Each later marker is at or above. A partition whose leader does
+// not respond in time is not in the result.
+func (s *Session) readEnds(ctx context.Context, health *Health) map[record.TopicPartition]int64 {
+	leaders := map[record.TopicPartition]int32{}
+	for _, tp := range s.quarantinedPartitions() {
+		if list := health.layout.Topics[tp.Topic].Partitions; int(tp.Partition) < len(list) && list[tp.Partition].Leader >= 0 {
+			leaders[tp] = list[tp.Partition].Leader
+		}
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, s.in.Idle)
+	defer cancel()
+	// The tails of the other partitions are read whole, so the error does not matter.
+	ends, _ := s.client.kafka.ListOffsets(ctx, leaders)
+	return ends
 }
 
 // openSender is an earlier sender that is open in a partition.

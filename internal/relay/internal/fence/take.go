@@ -34,7 +34,7 @@ type In struct {
 	Unneeded func(ctx context.Context, topics []string) ([]string, error)
 	// Gate reports whether the lease is valid. While it is not, nothing is done. nil means always valid.
 	Gate func() bool
-	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
+	// Bounds limit the read-back (N8). Those that are zero have their defaults.
 	Bounds Bounds
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
 	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.
@@ -274,6 +274,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	// N4: with a sick partition, the transaction would not end, and the id could fence no other
 	// partition.
 	covered := health.Healthy(session.quarantinedPartitions())
+	ends := session.readEnds(ctx, health)
 	rejected, _, err := session.client.Barrier(ctx, id, session.current, covered, session.patience())
 	crash.At("after-barrier")
 	stuck := errors.Is(err, errStuck)
@@ -292,7 +293,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	if !stuck && barrier.Epoch < session.in.epochs {
 		wg.Go(func() { next, initErr = session.client.Init(ctx, id, barrier, session.patience()) })
 	}
-	err = t.readTargets(ctx, health, withoutRejected(covered, rejected))
+	err = t.readTargets(ctx, health, ends, withoutRejected(covered, rejected))
 	wg.Wait()
 
 	switch {
@@ -313,8 +314,10 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 }
 
 // readTargets reads every partition that has a leader, and releases the fenced ones. It waits for the
-// markers of the current id in covered.
-func (t *takeOver) readTargets(ctx context.Context, health *Health, covered []record.TopicPartition) error {
+// markers of the current id in covered. ends are the ends of the logs before these markers.
+func (t *takeOver) readTargets(
+	ctx context.Context, health *Health, ends map[record.TopicPartition]int64, covered []record.TopicPartition,
+) error {
 	session := t.session
 	awaited := map[record.TopicPartition]bool{}
 	for _, tp := range covered {
@@ -328,7 +331,7 @@ func (t *takeOver) readTargets(ctx context.Context, health *Health, covered []re
 			continue
 		}
 
-		reading := &reading{TopicPartition: tp, tail: q.tail}
+		reading := &reading{TopicPartition: tp, tail: q.tail, end: ends[tp]}
 		for _, x := range session.openSenders(tp) {
 			if awaited[tp] && x.ID == session.current.ID {
 				reading.await = append(reading.await, x.Producer)
@@ -347,7 +350,7 @@ func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if err := t.readTargets(ctx, health, nil); err != nil {
+	if err := t.readTargets(ctx, health, session.readEnds(ctx, health), nil); err != nil {
 		return err
 	}
 

@@ -69,3 +69,27 @@ func TestAForbiddenTransactionalIDNamesTheRights(t *testing.T) {
 		}
 	}
 }
+
+// TestAPartitionThatIsUnreadableAtItsStartIsQuarantined: a broker rejects the start of a log, too. The takeover releases the other
+// partitions, and ends.
+func TestAPartitionThatIsUnreadableAtItsStartIsQuarantined(t *testing.T) {
+	t.Parallel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(2, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cluster.Close()
+	owner := newOwner(t, "a", 2)
+	client := newClient(t, cluster.ListenAddrs()...)
+	owner.takeAll(t, client)
+	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: "a", Partitions: []int32{1}, Err: kerr.OffsetOutOfRange, Count: -1})
+	in := owner.newInput()
+	in.Idle = time.Second
+	out, err := client.Take(ctxOf(t, patient), in)
+	if err != nil {
+		t.Fatalf("%v: %+v", err, owner.events[:min(len(owner.events), 3)])
+	}
+	if out.Released[at("a", 0)] == nil || len(out.Quarantined) != 1 || !strings.Contains(out.Quarantined[at("a", 1)].Cause, "Offset Out Of Range") {
+		t.Errorf("quarantined %v, released %v", out.Quarantined, out.Released)
+	}
+}

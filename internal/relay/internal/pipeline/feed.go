@@ -65,9 +65,17 @@ type stored struct {
 	topics []string // for which it waits or is dead; "" is for all
 }
 
+// isWhole reports whether no topic of the envelope is left to the stream.
+func (s stored) isWhole() bool { return s.found && slices.Contains(s.topics, "") }
+
 // deliverInsert delivers the insert in f.ev, which comes from the stream or from a sweep. stored has its topics that were stored
 // before. It blocks while the dispatcher has no room.
 func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored) error {
+	// The stream and a sweep repeat envelopes of the previous owner. If it stored all topics, the reconciler decides.
+	if stored.isWhole() {
+		return nil
+	}
+
 	item := &f.item
 	*item = Item{
 		CommitMS: commitMS,
@@ -77,24 +85,20 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 		Pos:      f.ev.Pos,
 		Records:  item.Records[:0],
 	}
-	fillErr := f.fillItem(item)
+	if err := f.fillItem(item, stored); err != nil {
+		return f.rejectEnvelope(ctx, item, err)
+	}
 
-	// The stream and a sweep repeat envelopes of the previous owner. Topics for which it dead-lettered the
-	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
-	// those are delivered here (N15).
+	// Topics for which the previous owner dead-lettered the envelope, or left it waiting, are settled. It may have died
+	// before it sent the others, so those are delivered here (N15).
 	if stored.found {
 		item.Records = dropTopics(item.Records, stored.topics)
-		// Even if the envelope has expired since, the reconciler decides about it when its
-		// turn comes.
-		if len(item.Records) == 0 || fillErr != nil {
+		if len(item.Records) == 0 {
 			return nil
 		}
 		return f.Dispatcher.Deliver(ctx, item)
 	}
 
-	if fillErr != nil {
-		return f.rejectEnvelope(ctx, item, fillErr)
-	}
 	if f.view.HasDueAt {
 		return f.Notes.NoteScheduled(ctx, f.namespace(), time.UnixMilli(f.view.DueAt))
 	}
@@ -110,7 +114,7 @@ func (f *feed) deliverInsert(ctx context.Context, commitMS int64, stored stored)
 // fillItem parses the envelope in f.ev and appends one record per target to item. The records share
 // key, value and headers. An envelope that the reconciler owns gets none. The error is a
 // *record.Rejection.
-func (f *feed) fillItem(item *Item) error {
+func (f *feed) fillItem(item *Item, stored stored) error {
 	if !f.ev.HasDocument {
 		item.Raw = envelopeWithIDOnly(&f.ev)
 		return &record.Rejection{Class: record.Malformed, Reason: string(f.ev.Note)}
@@ -129,10 +133,10 @@ func (f *feed) fillItem(item *Item) error {
 	if f.view.HasDueAt {
 		return nil
 	}
-	// Few envelopes expire, and the clock is a system call. In the reread, the previous owner may have sent it in time. Only its
-	// records show that.
+	// Few envelopes expire, and the clock is a system call. The previous owner began all targets of an envelope in time if it stored
+	// one of them. In the reread, it may have sent the envelope in time. Only its records show that.
 	var expired error
-	if f.view.HasExpiresAt {
+	if f.view.HasExpiresAt && !stored.found {
 		expired = f.checkExpiry(f.Now())
 	}
 	if expired != nil && !f.Dispatcher.IsRereading() {

@@ -83,7 +83,7 @@ type Opener struct {
 	patience time.Duration
 
 	limits   limits
-	reopened atomic.Int64 // when a sink last ended on purpose, in Unix nanoseconds
+	reopened atomic.Pointer[time.Time] // when a sink last ended on purpose; nil: never
 	learned  learnedLimits
 	tickets  ticketLists
 

@@ -21,17 +21,24 @@ const (
 	leastClosed = 64 << 10
 	// learnedFor is how long a limit counts that Kafka has shown by its behavior. It may be raised meanwhile.
 	learnedFor = 10 * time.Minute
-	// growAfter is how long a loop sends smaller requests after a timeout.
+	// growAfter is how long a loop sends smaller requests after a timeout, and how long a broker that has closed a connection at a small
+	// request shows no limit.
 	growAfter = time.Minute
 )
 
 // learnedLimits are sizes that Kafka, or a device on the way, has not accepted although no setting shows the limit. They
 // outlive a sink: if an earlier attempt may be in the log, only the read-back of the next sink can show that it is not.
 type learnedLimits struct {
-	any    atomic.Bool // there is a limit; Send asks for each record
-	mu     sync.Mutex
-	closed sizeLimit // a sealed batch of this size, alone in its request, ends the connection
-	batch  sizeLimit // batches are built below this size
+	any     atomic.Bool // there is a limit; Send asks for each record
+	mu      sync.Mutex
+	brokers map[string]*closings // by address
+	batch   sizeLimit            // batches are built below this size, for all brokers
+}
+
+// closings are the requests at which one broker has closed the connection.
+type closings struct {
+	large sizeLimit // a sealed batch of this size, alone in its request, ends the connection
+	small time.Time // when the connection was last closed at a request below leastClosed
 }
 
 // sizeLimit is a number of bytes that counts for learnedFor.
@@ -54,13 +61,38 @@ func (l *sizeLimit) at(now time.Time) int {
 	return l.bytes
 }
 
-// noteClosed notes that a batch of this size, alone in its request, ends the connection.
-func (l *learnedLimits) noteClosed(size int, now time.Time) {
+// closingsLocked returns the closings of the broker at addr.
+func (l *learnedLimits) closingsLocked(addr string) *closings {
+	if l.brokers == nil {
+		l.brokers = map[string]*closings{}
+	}
+	if l.brokers[addr] == nil {
+		l.brokers[addr] = &closings{}
+	}
+	return l.brokers[addr]
+}
+
+// noteSmallClosed notes that the broker at addr has closed the connection at a request whose size cannot be the reason.
+func (l *learnedLimits) noteSmallClosed(addr string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.closingsLocked(addr).small = now
+}
+
+// noteClosed notes that a batch of this size, alone in its request, ends the connection to the broker at addr. It returns false if the
+// broker closes connections at small requests too: then the size is not the reason.
+func (l *learnedLimits) noteClosed(addr string, size int, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	closings := l.closingsLocked(addr)
+	if now.Sub(closings.small) < growAfter {
+		return false
+	}
+
 	l.any.Store(true)
-	l.closed.lower(size, now)
+	closings.large.lower(size, now)
 	l.batch.lower(max(size/2, leastClosed/2), now)
+	return true
 }
 
 // noteStalled notes that a batch of this size takes too long.
@@ -71,11 +103,11 @@ func (l *learnedLimits) noteStalled(size int, now time.Time) {
 	l.batch.lower(max(size/2, leastClosed/2), now)
 }
 
-// closes reports whether a sealed batch of this size ends the connection.
-func (l *learnedLimits) closes(size int, now time.Time) bool {
+// closes reports whether a sealed batch of this size ends the connection to the broker at addr.
+func (l *learnedLimits) closes(addr string, size int, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	limit := l.closed.at(now)
+	limit := l.closingsLocked(addr).large.at(now)
 	return limit > 0 && size >= limit
 }
 
@@ -123,19 +155,25 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 	for _, f := range l.request {
 		total += f.batch.builder.Len()
 	}
+	// The size of a small request is not the reason.
+	if total < leastClosed {
+		if closed {
+			l.sink.c.learned.noteSmallClosed(l.brokerAddr(), now)
+		}
+		return ""
+	}
 	if len(l.request) > 1 {
-		l.smaller, l.smallerSince = max(total/2, 1), now
+		l.smaller, l.smallerSince = max(total/2, leastClosed/2), now
 		return ""
 	}
 
 	partition, batch := l.request[0].partition, l.request[0].batch
 	switch {
-	case closed && total >= leastClosed:
+	case closed:
 		batch.closedCount++
-		if batch.closedCount < closedTries {
+		if batch.closedCount < closedTries || !l.sink.c.learned.noteClosed(l.brokerAddr(), total, now) {
 			return ""
 		}
-		l.sink.c.learned.noteClosed(total, now)
 		why = fmt.Sprintf("Kafka, or a device before it, closes the connection at a request of %d bytes for partition %d of topic %q; "+
 			"raise socket.request.max.bytes of the brokers, or lower limits.record", total, partition.tp.Partition, partition.tp.Topic)
 
@@ -147,9 +185,6 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 		l.sink.c.learned.noteStalled(total, now)
 		why = fmt.Sprintf("a request of %d bytes for partition %d of topic %q has had no response in time %d times",
 			total, partition.tp.Partition, partition.tp.Topic, batch.stalledCount)
-
-	default:
-		return ""
 	}
 
 	// If nothing of it was appended, it is divided or rejected now.
@@ -164,11 +199,11 @@ func (l *loop) dropOversized() {
 	l.sink.mu.Lock()
 	defer l.sink.mu.Unlock()
 
-	now := time.Now()
+	now, addr := time.Now(), l.brokerAddr()
 	kept := l.request[:0]
 	for _, f := range l.request {
 		size := f.batch.builder.Len()
-		if f.batch.maybeAppended || !l.sink.c.learned.closes(size, now) {
+		if f.batch.maybeAppended || !l.sink.c.learned.closes(addr, size, now) {
 			kept = append(kept, f)
 			continue
 		}

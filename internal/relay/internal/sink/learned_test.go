@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/internal/fence"
 )
@@ -212,6 +214,83 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 			}
 			t.Logf("%d connections were closed", closings.Load())
 		})
+	}
+}
+
+// A limit that one broker shows does not count for the others.
+func TestConnectionsOfOneBrokerThatEnd(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(2), kfake.SeedTopics(2, "a"))
+	for partition := range int32(2) {
+		if err := kc.MoveTopicPartition("a", partition, partition); err != nil {
+			t.Fatal(err)
+		}
+	}
+	layout, err := newClient(t, testConfig{Brokers: brokers}).Metadata(t.Context(), []string{"a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closes := layout.LeaderAddr(record.TopicPartition{Topic: "a", Partition: 0})
+
+	var closings atomic.Int32
+	u := fakeOptions(brokers...)
+	u.cfg.Compression = "none"
+	u.cfg.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil || addr != closes {
+			return conn, err
+		}
+		return &closingConn{Conn: conn, most: 100 << 10, count: &closings}, nil
+	}
+	r := openSink(t, u)
+	for partition := range int32(2) {
+		large := newRecord("a", "k", fmt.Sprint("large/", partition))
+		large.Partition = partition
+		large.Value = append(large.Value, bytes.Repeat([]byte("x"), 200<<10)...)
+		r.send(t, large)
+		r.Flush()
+		r.acks.waitResolved(int(partition) + 1)
+	}
+	if got := r.acks.rejected[0]; got == nil || got.Class != record.MessageTooLarge {
+		t.Errorf("the record for the broker that closes connections: %+v", got)
+	}
+	if got := r.acks.rejected[1]; got != nil {
+		t.Errorf("the record for the other broker is rejected: %s", got.Reason)
+	}
+}
+
+// A connection that ends at a small request shows an outage. The size of requests stays, and a large record is not at fault for a while.
+func TestConnectionThatEndsAtASmallRequest(t *testing.T) {
+	t.Parallel()
+	r := openSink(t, sinkOptions{noRun: true})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	topic := r.newTopic("a")
+	topic.addPartitions(2)
+	fail := func(size, count int) (*loop, string) {
+		l := &loop{sink: r.Sink, wrote: true}
+		for _, p := range topic.partitions[:count] {
+			rec := newRecord("a", "k", "k")
+			rec.Value = make([]byte, size)
+			b := r.batches.newBatchLocked()
+			r.batches.appendRecordLocked(b, &rec, 0, size)
+			b.closedCount = closedTries
+			l.request = append(l.request, flight{p, b})
+		}
+		return l, l.adaptToFailureLocked(fmt.Errorf("%w: %w", kafkawire.ErrIncomplete, io.ErrUnexpectedEOF), time.Now())
+	}
+
+	if _, why := fail(2*leastClosed, 1); why == "" {
+		t.Error("a large request that ends the connection again and again is not noticed")
+	}
+	if l, _ := fail(leastClosed, 2); l.smaller < leastClosed {
+		t.Errorf("after a large request, the next ones have at most %d bytes", l.smaller)
+	}
+	if l, why := fail(1000, 2); l.smaller != 0 || why != "" {
+		t.Errorf("after a small request, the next ones have at most %d bytes, because %q", l.smaller, why)
+	}
+	if _, why := fail(2*leastClosed, 1); why != "" {
+		t.Errorf("the broker closes connections at small requests, too, but the size counts: %s", why)
 	}
 }
 

@@ -307,10 +307,13 @@ func (l *loop) sealBatch(full *pending) error {
 	return full.builder.Seal(codec, producer, full.seq)
 }
 
+// brokerAddr returns the present address of the loop's broker, or "" if the layout does not have it.
+func (l *loop) brokerAddr() string { return l.sink.c.kafka.Layout().Brokers[l.id.broker] }
+
 // ensureLink returns the loop's link. It dials a new one if there is none, if it was idle for too
 // long, or if the broker has another address now.
 func (l *loop) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
-	addr := l.sink.c.kafka.Layout().Brokers[l.id.broker]
+	addr := l.brokerAddr()
 	l.sink.mu.Lock()
 	link := l.link
 	l.sink.mu.Unlock()

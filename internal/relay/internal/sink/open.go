@@ -20,9 +20,9 @@ import (
 // stored offset of the partition is 0, and the partition is in quarantine until a takeover has read it.
 
 const (
-	openEvery    = time.Second // between two attempts to open a topic
-	createdPoll  = 50 * time.Millisecond
-	createdTries = 40
+	openEvery   = time.Second // between two attempts to open a topic
+	createdPoll = 50 * time.Millisecond
+	createdFor  = 2 * time.Second
 	// createAtOnce bounds the topics of one request: a controller accepts at most 10,000 changes at a time, and each
 	// partition is one.
 	createAtOnce = 100
@@ -35,6 +35,9 @@ type opener struct {
 	wake    chan struct{}          // one token: a topic waits to be opened
 	missing chan struct{}          // one token: a topic has to be created
 }
+
+// creation returns how missing topics are created.
+func (o *opener) creation() creation { return creation(o.create != nil) }
 
 // runOpener opens topics whose records wait, when it is woken and every second, until ctx ends.
 func (o *opener) runOpener(ctx context.Context) error {
@@ -217,11 +220,11 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 	return n
 }
 
-// createTopics creates topics, and waits for a moment until they are open.
+// createTopics creates topics. It does not wait until they are open, so that the next ones are created at the same time.
 func (o *opener) createTopics(ctx context.Context, names []string) {
 	rejected, err := o.sink.c.kafka.CreateTopics(ctx, names, *o.create)
 	if err != nil {
-		o.noteObstacle(names, err)
+		// The topics are still missing, which parks them. The opener finds that out again.
 		if ctx.Err() == nil {
 			o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
 		}
@@ -239,36 +242,20 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 		created = append(created, name)
 	}
 
-	// Other brokers may not have the topic yet, and its partitions may have no leader.
-	for range createdTries {
-		if !o.openSoon(created) || retry.Sleep(ctx, createdPoll) != nil {
-			return
-		}
-	}
-
-	// Another client may have deleted it.
-	o.sink.mu.Lock()
-	defer o.sink.mu.Unlock()
-	for _, name := range created {
-		if topic := o.sink.topics[name]; !topic.isOpen() && topic.obstacle.kind == kindOpening {
-			topic.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}, time.Now())
-		}
-	}
+	o.openSoon(created)
 }
 
-// openSoon requests another attempt at the topics that are not open, and reports whether there are any.
-func (o *opener) openSoon(names []string) (left bool) {
+// openSoon makes the opener try topics that were just created, again and again for a moment: other brokers may not have them yet, and
+// their partitions may have no leader.
+func (o *opener) openSoon(names []string) {
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
+	until := time.Now().Add(createdFor)
 	for _, name := range names {
-		if topic := o.sink.topics[name]; !topic.isOpen() {
-			topic.nextAttempt, left = time.Time{}, true
-		}
+		topic := o.sink.topics[name]
+		topic.missing, topic.newUntil, topic.nextAttempt = false, until, time.Time{}
 	}
-	if left {
-		retry.Signal(o.wake)
-	}
-	return left
+	retry.Signal(o.wake)
 }
 
 // noteObstacle notes why topics cannot be opened, and logs the reason when it changes. A nil err
@@ -279,25 +266,36 @@ func (o *opener) noteObstacle(names []string, err error) {
 	}
 
 	now := time.Now()
-	creates := o.create != nil
+	creation := o.creation()
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
 	for _, name := range names {
 		topic := o.sink.topics[name]
 		// The time is below openEvery, so that the next tick finds the topic.
 		topic.nextAttempt = now.Add(openEvery * 9 / 10)
-
-		// If creating the topic has failed before, that reason explains more than the missing topic.
-		if creates && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			topic.missing = true
-			retry.Signal(o.missing)
-			continue
+		isNew := now.Before(topic.newUntil)
+		if isNew {
+			topic.nextAttempt = now.Add(createdPoll)
+			time.AfterFunc(createdPoll, func() { retry.Signal(o.wake) })
 		}
 
 		why := topicObstacle(name, err)
+		if creation == createdAutomatically && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			if !isNew {
+				topic.missing = true
+				retry.Signal(o.missing)
+			}
+
+			// If creating the topic has failed before, that reason explains more than the missing topic.
+			if topic.obstacle.parksTopic() {
+				continue
+			}
+			why = obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}
+		}
+
 		topic.setObstacle(why, now)
 		// A request that fails for all topics is logged by its caller.
-		if why.kind != kindUnreachable && topic.shouldLog(now, creation(creates)) {
+		if why.kind != kindUnreachable && topic.shouldLog(now, creation) {
 			o.sink.log.Error("cannot write a topic; its records wait",
 				append(why.logFields(name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
 		}

@@ -156,7 +156,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	first.acks.waitResolved(20)
 
 	// As if a sink had just ended.
-	first.c.reopened.Store(time.Now().UnixNano())
+	first.c.mayReopen(time.Now())
 	addPartitions(t, topic, 3)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	send(first, 20, 40)
 	first.acks.waitResolved(40)
 
-	first.c.reopened.Store(0)
+	first.c.reopened.Store(nil)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -337,6 +337,84 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	d := openWithHolder(t, u)
 	d.sendSequence("ghost", 0, 3)
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
+}
+
+// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker can be asked to create the topic.
+// Its records do not keep the memory from other topics.
+func TestN11_MissingTopicsAreParkedWithoutAController(t *testing.T) {
+	t.Parallel()
+	for name, respond := range map[string]func(kc *kfake.Cluster, ended <-chan struct{}) error{
+		"hangs": func(kc *kfake.Cluster, ended <-chan struct{}) error {
+			kc.SleepControl(func() { <-ended })
+			return nil
+		},
+		"closes the connection": func(*kfake.Cluster, <-chan struct{}) error { return errors.New("the connection is closed") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "there"), kfake.SleepOutOfOrder())
+			ended := make(chan struct{})
+			defer close(ended)
+			requests := make(chan struct{}, 1)
+			kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+				kc.KeepControl()
+				retry.Signal(requests)
+				err := respond(kc, ended)
+				return nil, err, err != nil
+			})
+
+			u := fakeOptions(brokers...)
+			u.cfg.Create, u.cfg.ParkBytes = &kafkawire.TopicCreate{Partitions: 1}, 400
+			d := openWithHolder(t, u)
+			const missing = 50
+			d.sendSequence("missing", 0, missing)
+			<-requests
+			d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == missing })
+			d.sendSequence("there", 0, 1)
+			d.r.acks.waitUntil(testTimeout, "the topic that exists is used", func() bool { return len(d.r.acks.acked) == 1 })
+		})
+	}
+}
+
+// TestN11_NewTopicsMayFillTheMemoryForAMoment: the records of a topic that is created do not go through the store because there are
+// many of them.
+func TestN11_NewTopicsMayFillTheMemoryForAMoment(t *testing.T) {
+	t.Parallel()
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	u := fakeOptions(brokers...)
+	u.cfg.Create, u.cfg.ParkBytes, u.cfg.ParkAfter = &kafkawire.TopicCreate{Partitions: 1}, 400, time.Hour
+	d := openWithHolder(t, u)
+	d.sendSequence("new", 0, 50)
+	d.waitResolved(50)
+	if n := len(d.withdrawnTickets()); n > 0 {
+		t.Errorf("%d records were given back", n)
+	}
+}
+
+// TestTopicsAreCreatedWhileOthersAreOpened: the brokers do not show the first topics yet. The next ones do not wait for that.
+func TestTopicsAreCreatedWhileOthersAreOpened(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.CreateTopics}, Err: kerr.TopicAlreadyExists, Count: -1})
+	requests := make(chan time.Time, 10)
+	kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		select {
+		case requests <- time.Now():
+		default:
+		}
+		return nil, nil, false
+	})
+
+	u := fakeOptions(brokers...)
+	u.cfg.Create = &kafkawire.TopicCreate{Partitions: 1}
+	r := openSink(t, u)
+	for i := range 2 * createAtOnce {
+		r.send(t, newRecord(fmt.Sprint("new-", i), "k", "k/0"))
+	}
+	if between := -(<-requests).Sub(<-requests); between >= createdFor {
+		t.Errorf("%s are between the requests for the first and for the next topics", between)
+	}
 }
 
 // TestN09_ATopicThatIsCreatedLateIsOpenedWhole: a topic was missing for longer than the time that parks it. When it is
@@ -769,11 +847,11 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if the partition could be read now, soon after another takeover and later.
 	second.EndReread()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
-	second.c.reopened.Store(time.Now().UnixNano())
+	second.c.mayReopen(time.Now())
 	if err := k.readQuarantine(t.Context()); err != nil {
 		t.Fatalf("the sink would end with %v, want it to wait", err)
 	}
-	second.c.reopened.Store(0)
+	second.c.reopened.Store(nil)
 	err := k.readQuarantine(t.Context())
 	if !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink would end with %v, want ErrReopen", err)

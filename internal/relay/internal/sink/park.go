@@ -24,7 +24,10 @@ import (
 // mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
 func (o *Opener) mayReopen(now time.Time) bool {
 	last := o.reopened.Load()
-	return now.Sub(time.Unix(0, last)) >= o.limits.reopenEvery && o.reopened.CompareAndSwap(last, now.UnixNano())
+	if last != nil && now.Sub(*last) < o.limits.reopenEvery {
+		return false
+	}
+	return o.reopened.CompareAndSwap(last, &now)
 }
 
 // parksPartition reports whether an obstacle parks a partition after some time: no process can write
@@ -210,8 +213,14 @@ func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 
 // mustParkTopicLocked reports whether a topic must be parked because it cannot be opened.
 func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
-	return topic.obstacle.parksTopic() &&
-		(now.Sub(topic.unwritableSince) >= pk.parkAfter || reservedBytes(topic.waiting) > pk.maxObstructed)
+	return topic.obstacle.parksTopic() && now.Sub(topic.unwritableSince) >= pk.parkAfter || pk.holdsTooMuchLocked(topic)
+}
+
+// holdsTooMuchLocked reports whether a topic that cannot be opened holds more than its share of the memory. The first records of a
+// topic that is being created may do that for a moment, because through the store they would take longer.
+func (pk *parker) holdsTooMuchLocked(topic *topic) bool {
+	return topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > pk.maxObstructed &&
+		!topic.isSettling(time.Now(), pk.sink.opener.creation())
 }
 
 // parkPartitionLocked gives back the queued records of partition, and returns their number. The head must not be in flight.

@@ -54,7 +54,7 @@ type partition struct {
 // readBack contains the records that the takeover has read of a partition.
 type readBack struct {
 	hits       *fence.Known // N7: the records that were found, until the reread ends
-	incomplete bool         // a part was not read: a record that the reread sends may be a second copy
+	incomplete bool         // a part was not read: a record of the reread, or of a side delivery, may be a second copy
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -66,7 +66,8 @@ type obstruction struct {
 	logged          obstacle  // the obstacle that was logged last since then
 }
 
-// settleTime is how long a topic that was just created may have no leader, or not exist yet, before that is logged.
+// settleTime is how long a topic that is created may have no leader, or not exist yet, before that is logged and its records may
+// not fill the memory.
 const settleTime = 2 * time.Second
 
 // creation is how a missing topic is created.
@@ -79,12 +80,17 @@ const (
 
 // shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
 func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
-	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
-	if o.obstacle == o.logged || mayBeNew && now.Sub(o.kindSince) < settleTime {
+	if o.obstacle == o.logged || o.isSettling(now, creation) {
 		return false
 	}
 	o.logged = o.obstacle
 	return true
+}
+
+// isSettling reports whether the obstacle may only be that the topic is being created.
+func (o *obstruction) isSettling(now time.Time, creation creation) bool {
+	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
+	return mayBeNew && now.Sub(o.kindSince) < settleTime
 }
 
 // updateObstacle replaces the obstacle. since keeps the time of the first obstacle until the
@@ -219,6 +225,7 @@ type topic struct {
 	waiting     []*pending // records that wait for the topic to be opened, in order
 	nextAttempt time.Time  // the earliest time of the next attempt to open it
 	missing     bool       // it has to be created
+	newUntil    time.Time  // it was just created: until then it is tried every createdPoll, and not created again
 
 	maxBytes    int  // max.message.bytes; 0: unknown
 	batchLimit  int  // the largest batch that the sink builds

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/segmentio/kafka-go"
@@ -328,13 +329,30 @@ func TestManyDeletedTopicsEndTheSink(t *testing.T) {
 	}
 
 	add("deleted3")
-	r.c.reopened.Store(time.Now().UnixNano())
+	r.c.mayReopen(time.Now())
 	if r.reopensAfter(layout) {
 		t.Fatal("the sink ends again within reopenEvery")
 	}
-	r.c.reopened.Store(0)
+	r.c.reopened.Store(nil)
 	if !r.reopensAfter(layout) {
 		t.Error("the sink does not end for three deleted topics")
+	}
+}
+
+// TestAClockThatIsSetBackDelaysNoReadBack: the time between two ends on purpose is that of the monotonic clock.
+func TestAClockThatIsSetBackDelaysNoReadBack(t *testing.T) {
+	t.Parallel()
+	opener, before := newOpener(t, testConfig{}), time.Now()
+	after := before.Add(opener.limits.reopenEvery)
+	// The seconds of the wall clock are above the 30 bits of the nanoseconds, and apart from the monotonic clock.
+	const nanosecondBits = 30
+	*(*uint64)(unsafe.Pointer(&after)) -= 3600 << nanosecondBits
+	if step := before.Round(0).Sub(after.Round(0)); step < 50*time.Minute {
+		t.Fatalf("the clock is set back by %s, want nearly an hour", step)
+	}
+
+	if !opener.mayReopen(before) || !opener.mayReopen(after) {
+		t.Error("the sink may not end after the clock was set back")
 	}
 }
 

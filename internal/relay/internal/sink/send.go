@@ -191,7 +191,7 @@ func (s *Sink) keepUntilOpenLocked(topic *topic, rec *record.Record, ticket reco
 		topic.setObstacle(obstacle{kindOpening, fmt.Sprintf("topic %q is being opened", topic.name), ""}, time.Now())
 		retry.Signal(s.opener.wake)
 	}
-	if topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > s.parker.maxObstructed {
+	if s.parker.holdsTooMuchLocked(topic) {
 		retry.Signal(s.parker.wake)
 	}
 }

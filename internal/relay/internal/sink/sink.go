@@ -258,7 +258,7 @@ func (s *Sink) Compacted(topic string) bool {
 }
 
 // EndReread notes that the stream has passed the time of the takeover: no event that follows can
-// have been sent before. It drops the read-back.
+// have been sent before. It drops the hits. What was not read still counts, because a side delivery of any time may be older.
 func (s *Sink) EndReread() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -266,7 +266,7 @@ func (s *Sink) EndReread() {
 	for _, t := range s.topics {
 		t.hitsLeft, t.sentKeys, t.allKeysSent = 0, nil, false
 		for _, p := range t.partitions {
-			p.readBack = readBack{}
+			p.readBack.hits = nil
 		}
 	}
 }

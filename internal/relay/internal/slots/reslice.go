@@ -377,8 +377,10 @@ func FenceInput(cfg *config.Config, slot slot.Range, held *lease.Held, doc *leas
 		Offsets:         doc.OffsetMap(),
 		Senders:         doc.Senders(),
 		Gate:            held.Valid,
-		Bounds:          fence.Bounds{Bytes: int64(cfg.Kafka.ReadBack.Bytes), Time: cfg.Kafka.ReadBack.Time},
-		Alive:           held.RenewedBefore(),
+		Bounds: fence.Bounds{
+			Bytes: int64(cfg.Kafka.ReadBack.Bytes), Time: cfg.Kafka.ReadBack.Time, Memory: int64(cfg.Limits.Memory),
+		},
+		Alive: held.RenewedBefore(),
 	}
 	// An owner that has not released the lease may have sent what follows the position.
 	if held.AfterRelease() {

@@ -1,6 +1,7 @@
 package purge
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -66,20 +67,32 @@ type Loop struct {
 	Size       func() int                               // returns how many envelopes the next statement may remove
 	Cut        func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
 	Step       func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
+
+	// After is the stamp up to which the pass has removed the envelopes. It is kept for the next Loop of the pass. nil: none.
+	After *bson.Timestamp
+	// Yield is called after each statement that has brought the pass forward and has left envelopes. An error ends the loop. nil: the
+	// loop continues.
+	Yield func() error
 }
 
 // Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed. It
 // leaves the candidates that the positions have not passed yet to the next Run.
 func (l Loop) Run(ctx context.Context) (total int64, err error) {
 	// Envelopes with stamps are removed in the order of the stamps, so after is where to continue.
-	var after bson.Timestamp
+	after := cmp.Or(l.After, new(bson.Timestamp))
 	for more := true; more; {
 		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
-			purged, err := PurgeBatch(ctx, l.Coll, after, cut, l.Size())
-			after, more = purged.Upto, purged.More
+			purged, err := PurgeBatch(ctx, l.Coll, *after, cut, l.Size())
+			if more = purged.More; more {
+				*after = purged.Upto
+			}
 			total += purged.Deleted
 			return purged.Deleted, err
 		})
+		// Scheduled envelopes make a statement remove nothing.
+		if err == nil && more {
+			err = l.yield()
+		}
 		if err != nil {
 			return total, err
 		}
@@ -87,19 +100,32 @@ func (l Loop) Run(ctx context.Context) (total int64, err error) {
 
 	for remaining := -1; l.Candidates.Len() != remaining; {
 		remaining = l.Candidates.Len()
+		var deleted int64
 		err := l.runStatement(ctx, func(ctx context.Context, cut Cut) (int64, error) {
 			if remaining == 0 {
 				return 0, l.Candidates.read(ctx, l.Coll, cut)
 			}
-			deleted, err := l.Candidates.purge(ctx, l.Coll, cut, l.Size())
+			var err error
+			deleted, err = l.Candidates.purge(ctx, l.Coll, cut, l.Size())
 			total += deleted
 			return deleted, err
 		})
+		if err == nil && deleted > 0 {
+			err = l.yield()
+		}
 		if err != nil {
 			return total, err
 		}
 	}
 	return total, nil
+}
+
+// yield calls Yield.
+func (l Loop) yield() error {
+	if l.Yield == nil {
+		return nil
+	}
+	return l.Yield()
 }
 
 // runStatement runs one statement with the present cut.

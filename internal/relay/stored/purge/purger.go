@@ -189,6 +189,12 @@ var (
 	errTurn = errors.New("the turn of the collection has ended")
 )
 
+// unpurged is a collection that a pass has not finished.
+type unpurged struct {
+	outboxes.Outbox
+	after bson.Timestamp // the stamp up to which the pass has removed its envelopes
+}
+
 // purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number. An error of one
 // collection does not stop the others: the error that it returns concerns all of them.
 func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
@@ -207,13 +213,16 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
 	collections := p.config.Collections()
 	p.forgetUnwatched(collections)
-	pending := slices.DeleteFunc(slices.Clone(collections), func(outbox outboxes.Outbox) bool {
-		return p.idle[outbox.UUID].until.After(now)
-	})
+	var pending []*unpurged
+	for _, o := range collections {
+		if !p.idle[o.UUID].until.After(now) {
+			pending = append(pending, &unpurged{Outbox: o})
+		}
+	}
 
 	// The collections take turns, so that a large one does not delay the others.
 	for len(pending) > 0 {
-		var unfinished []outboxes.Outbox
+		var unfinished []*unpurged
 		for _, o := range pending {
 			n, err := p.purgeCollection(ctx, o, cuts)
 			total += n
@@ -222,7 +231,7 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 			switch {
 			case errors.As(err, &held):
 				p.noteResult(o.UUID, o.NS(), nil)
-				p.logHold(ctx, o, held)
+				p.logHold(ctx, o.Outbox, held)
 			case errors.Is(err, errTurn):
 				unfinished = append(unfinished, o)
 			case errors.Is(err, errSuspended):
@@ -232,11 +241,11 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 				return total, err
 			case err != nil:
 				p.noteResult(o.UUID, o.NS(), err)
-				p.delayNextLook(o, maxRetryPause)
+				p.delayNextLook(o.Outbox, maxRetryPause)
 			default:
 				delete(p.loggedHolds, o.UUID)
 				p.noteResult(o.UUID, o.NS(), nil)
-				p.scheduleNextLook(o, n)
+				p.scheduleNextLook(o.Outbox, n)
 			}
 		}
 		pending = unfinished
@@ -306,7 +315,8 @@ func (p *Purger) logHold(ctx context.Context, outbox outboxes.Outbox, held *Held
 
 // purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
 // that, the error is errTurn.
-func (p *Purger) purgeCollection(ctx context.Context, outbox outboxes.Outbox, cuts *Cuts) (int64, error) {
+func (p *Purger) purgeCollection(ctx context.Context, collection *unpurged, cuts *Cuts) (int64, error) {
+	outbox := collection.Outbox
 	started := time.Now()
 	n, err := Loop{
 		Coll:       mongodb.Database(p.config.Client, outbox.DB).Collection(outbox.Coll),
@@ -327,9 +337,13 @@ func (p *Purger) purgeCollection(ctx context.Context, outbox outboxes.Outbox, cu
 			}
 			crash.At("mid-purge")
 
-			err := p.pace.waitForRate(ctx, n, time.Now())
-			if err != nil || n == 0 || time.Since(started) < p.turn {
-				return err
+			return p.pace.waitForRate(ctx, n, time.Now())
+		},
+
+		After: &collection.after,
+		Yield: func() error {
+			if time.Since(started) < p.turn {
+				return nil
 			}
 			return errTurn
 		},

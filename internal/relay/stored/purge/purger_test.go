@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
@@ -425,6 +426,31 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	b.mustPass(t)
 	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
 		t.Errorf("removed %v, want %v", order, want)
+	}
+}
+
+// Scheduled envelopes that are older than the retention stay. Each turn of a pass continues after them.
+func TestManyOldScheduledEnvelopesCostOneLook(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.setPosition(t, "w/0of1", at(10_000))
+	const scheduled, delivered = 5_000, 1_000
+	b.insert(t, scheduled, 1_000, bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})
+	b.insert(t, delivered, 2_000)
+
+	b.pace.batch, b.turn = 50, time.Nanosecond
+	var commands atomic.Int32
+	b.config.Client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if e.CommandName == "delete" {
+			commands.Add(1)
+		}
+	}}))
+	b.mustPass(t)
+	if b.purged != delivered || b.countLeft(t) != scheduled {
+		t.Errorf("purged %d, left %d", b.purged, b.countLeft(t))
+	}
+	if n, want := int(commands.Load()), (scheduled+delivered)/b.pace.batch; n > want+10 {
+		t.Errorf("%d commands, want about %d", n, want)
 	}
 }
 
