@@ -158,7 +158,12 @@ func TestMoveFromPoller(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.env = append(s.env, "OUTRELAY_MAPPING_AGGREGATETYPE=kind", "OUTRELAY_MAPPING_AGGREGATEID=customer", "OUTRELAY_MAPPING_TYPE=name",
-		"OUTRELAY_MAPPING_PAYLOAD=body")
+		"OUTRELAY_MAPPING_PAYLOAD=body", "OUTRELAY_PURGE_INTERVAL=100ms")
+	// The poller has sent and marked it. Business data may refer to it.
+	sent := bson.D{{Key: "_id", Value: bson.NewObjectIDFromTimestamp(time.Now().Add(-48 * time.Hour))}, {Key: "kind", Value: "order"}, {Key: "sent", Value: true}}
+	if _, err := s.db.Collection("outbox").InsertOne(t.Context(), sent); err != nil {
+		t.Fatal(err)
+	}
 	s.followTopic(s.topic, headerID)
 	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
 	if err != nil {
@@ -207,6 +212,9 @@ func TestMoveFromPoller(t *testing.T) {
 	s.writeEvents(insert)
 	more := s.countWritten() + 500
 	s.waitArrived("events before the way back", func(events, _ int) bool { return events >= more })
+	if n, err := s.db.Collection("outbox").CountDocuments(t.Context(), sent); n != 1 || err != nil {
+		t.Errorf("the document that the poller had sent is gone: %d, %v", n, err)
+	}
 	margin := s.markSent()
 	more = s.countWritten() + 500
 	for s.countWritten() < more {
