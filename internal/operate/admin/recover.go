@@ -232,6 +232,10 @@ func (r Recovery) expectedIDs(ctx context.Context) ([]string, error) {
 	// A watcher that never began has no division, unless its documents were restored without it.
 	if errors.Is(err, mongodb.ErrNotFound) {
 		division.Of, err = stored.Documents(ctx, r.op.Watcher)
+		// Nothing is left of its state, so it begins with the slots of the configuration.
+		if division.Of == 0 && r.op.isConfigured() {
+			division.Of = r.op.Slots
+		}
 	}
 	if err != nil {
 		return nil, err
