@@ -22,7 +22,8 @@ Stop the publisher of the library first. The rows are not changed.
 
 Rows with failed attempts keep their number and the time of the next one. Rows with a due time become
 scheduled envelopes, rows that the library gave up become dead letters. The id of an event stays, so
-consumers recognize an event that the library has sent after all.
+consumers that compare the header id recognize an event that the library has sent after all.
+pkg/consumer also compares outrelay-ns, so it does not.
 
 The command first converts every row without writing anything, and prints the counts. It rejects a
 collection that does not match --from, and rows that a running publisher has locked. Rows that cannot

@@ -41,7 +41,9 @@ outrelay-redelivered, and continues with the change stream. Use it if the docume
 lost, or if the watcher halted because of a gap or a dropped collection. Consumers may get envelopes
 a second time, with the same id.
 
-Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier
+If the document has a position, the sweep begins there at the latest. If the document is lost, earlier
+envelopes count as delivered and are purged after the retention, also if they waited: choose a time
+before the lag began and before the oldest event that waited. The sweep starts some minutes earlier
 because of transactions that were open. --dry-run counts by the same rules.
 
 --accept-copy accepts state that was copied from another replica set, and orders a sweep from the stored

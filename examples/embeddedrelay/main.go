@@ -26,7 +26,7 @@ import (
 )
 
 func main() {
-	local.Main(func(ctx context.Context, db *mongo.Database) error {
+	local.Main(func(ctx context.Context, _ *mongo.Database) error {
 		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "localhost:8080")
 		if err != nil {
 			return err
@@ -34,7 +34,8 @@ func main() {
 		cfg := relay.Default()
 		cfg.MongoDB.URI = relay.NewURI(local.MongoURI())
 		cfg.Kafka.Brokers = local.Brokers()
-		cfg.Watch = []string{db.Name() + ".outbox"}
+		// The demo has a relay of its own for the database shop. An outbox belongs to one watcher.
+		cfg.Watch = []string{"embedded.outbox"}
 		// Development: topics are created when the first event needs them.
 		cfg.Topics.Create = &relay.Create{Partitions: 3}
 		return run(ctx, listener, cfg)

@@ -26,6 +26,7 @@
 //   - The outcome of a commit is always known: nothing returns outbox.ErrCommitUnknown.
 //   - No open transaction survives its process, so no member has to end transactions of a lost owner of a partition.
 //   - A group gives back all partitions at each rebalance, as without cooperative rebalances.
+//   - Every topic exists. On servers, events wait until someone creates their topic.
 //   - Services cannot delete topics, and no retention removes records.
 //
 // # Time

@@ -71,6 +71,8 @@ type settings struct {
 	partitions int
 	routes     routing.Config
 	preset     string
+
+	unpublished bool
 }
 
 // WithPartitions sets the number of partitions of each topic. Defaults to 4, so that a test fails if it relies on an order across
@@ -91,7 +93,14 @@ func WithPreset(name string) Option {
 	return option(func(settings *settings) { settings.preset = name })
 }
 
-// New returns an empty Env. It ends with the test: then it stops its consumers and waits for them.
+// WithUnpublished permits events that the relay cannot publish, such as expired ones, and logs them. By default they fail the test,
+// because in production they become dead letters.
+func WithUnpublished() Option {
+	return option(func(settings *settings) { settings.unpublished = true })
+}
+
+// New returns an empty Env. It ends with the test: then it stops its consumers and waits for them. The test fails if the relay
+// cannot publish an event: see [WithUnpublished].
 func New(tb testing.TB, opts ...Option) *Env {
 	tb.Helper()
 	env := &Env{tb: tb, db: memory.NewDB(), relays: map[string]*memory.Relay{}, ended: make(chan struct{}, 1)}
@@ -110,16 +119,31 @@ func New(tb testing.TB, opts ...Option) *Env {
 		env.Fail(nil)
 		stop()
 		env.tasks.Wait()
-		for name, relay := range env.relays {
-			for _, d := range relay.DeadLetters() {
-				tb.Logf("relay of %s: event %s %s was not published: %s: %s", name, d.Type, d.ID, d.Class, d.Reason)
-			}
-		}
+		env.reportUnpublished()
 	})
 
 	// Events of other collections are appended without a transaction.
 	env.others = env.Box(outbox.WithCollection("outboxtest_others"), outbox.WithoutTransaction())
 	return env
+}
+
+// reportUnpublished publishes what is due, also if the test has not called Settle. It fails the test if an event became a dead letter of a
+// relay, unless the test expects that.
+func (e *Env) reportUnpublished() {
+	e.tb.Helper()
+	report := e.tb.Errorf
+	if e.settings.unpublished {
+		report = e.tb.Logf
+	}
+
+	for name, relay := range e.relays {
+		if err := relay.Flush(context.WithoutCancel(e.tb.Context())); err != nil {
+			e.tb.Errorf("relay of %s: %v", name, err)
+		}
+		for _, d := range relay.DeadLetters() {
+			report("relay of %s: event %s %s was not published: %s: %s", name, d.Type, d.ID, d.Class, d.Reason)
+		}
+	}
 }
 
 // Box returns an outbox. Outboxes of the same collection share their events. It fails the test if an option is wrong.

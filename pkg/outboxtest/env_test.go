@@ -32,6 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.
 type recorder struct {
 	testing.TB
 	failures []string
+	cleanups []func()
 }
 
 func (r *recorder) Helper()             {}
@@ -42,6 +43,13 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
+func (r *recorder) Errorf(format string, args ...any) {
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+}
+
+// Cleanup runs clean after the test that should fail, and not after the whole test.
+func (r *recorder) Cleanup(clean func()) { r.cleanups = append(r.cleanups, clean) }
+
 func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
 
 // requireFailure fails the test unless f fails with a message that contains all texts.
@@ -51,6 +59,9 @@ func requireFailure(t *testing.T, f func(tb testing.TB), texts ...string) {
 	var wg sync.WaitGroup
 	wg.Go(func() { f(r) })
 	wg.Wait()
+	for _, clean := range slices.Backward(r.cleanups) {
+		clean()
+	}
 	if len(r.failures) != 1 {
 		t.Fatalf("failures: got %q, want one", r.failures)
 	}
@@ -60,6 +71,17 @@ func requireFailure(t *testing.T, f func(tb testing.TB), texts ...string) {
 			t.Errorf("failure: got %q, want %q in it", r.failures[0], text)
 		}
 	}
+}
+
+// An event that becomes a dead letter in production fails the test, also if the test only looks at the outbox.
+func TestAnEventThatIsNotPublishedFailsTheTest(t *testing.T) {
+	t.Parallel()
+	expired := func(tb testing.TB, opts ...outboxtest.Option) {
+		env := outboxtest.New(tb, opts...)
+		env.Publish(OrderPlaced.New("o-1", Placed{}, event.WithExpiry(time.Now().Add(-time.Minute))))
+	}
+	requireFailure(t, func(tb testing.TB) { expired(tb) }, "was not published", "expired")
+	expired(t, outboxtest.WithUnpublished())
 }
 
 func appendEvents(t *testing.T, box *outbox.Box, events ...event.Event) {

@@ -78,7 +78,8 @@ func NewURI(text string) URI { return config.NewURI(text) }
 func NewSecret(text string) Secret { return config.NewSecret(text) }
 
 // Default returns the defaults of outrelay.yaml, except that the relay does not listen: the service mounts [Relay.Handler].
-// Defaults that depend on other values, such as Watch, are unset in it.
+// Defaults that depend on other values, such as Watch, are unset in it, except that Retention is 24h also for a Mapping: set it to 0 to
+// keep the documents.
 func Default() Config {
 	cfg := config.Default()
 	cfg.HTTP.Listen = "off"

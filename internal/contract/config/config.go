@@ -59,7 +59,8 @@ type Config struct {
 	// Retention is how long delivered envelopes stay in the outbox until they are purged. A longer time
 	// keeps more envelopes for replays and for sweeps of a gap; 0 keeps them forever. The age is
 	// measured from the write of the envelope to the position of the watcher, so nothing is removed
-	// while the watcher is behind or stopped. Defaults to 24h.
+	// while the watcher is behind or stopped. With mapping, or with record.preset kafka-connector, all
+	// documents stay unless this key is set. Defaults to 24h.
 	Retention   time.Duration `yaml:"retention"`
 	Purge       Purge         `yaml:"purge"`
 	DeadLetters DeadLetters   `yaml:"dead_letters"`

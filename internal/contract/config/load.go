@@ -81,6 +81,10 @@ func decodeKeys(defaults Config, keys map[string]any, env []string, problems *Pr
 	cfg = defaults
 	decoder := decoder{problems: problems, expand: newExpander(env), references: map[string]resolvedText{}}
 	decoder.decodeStruct(keys, reflect.ValueOf(&cfg).Elem(), "")
+	// Documents of another program may be its business data, and a purge cannot be undone.
+	if keys["retention"] == nil && cfg.readsForeignDocuments() {
+		cfg.Retention = 0
+	}
 	cfg.setDerivedDefaults()
 	cfg.validate(problems)
 

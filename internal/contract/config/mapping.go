@@ -17,6 +17,11 @@ func (c *Config) fieldNames() (names envelope.Names, java bool) {
 	return routing.FieldNames(c.Record.Preset, envelope.Names(c.Mapping))
 }
 
+// readsForeignDocuments reports whether the watched documents have the shape of another program.
+func (c *Config) readsForeignDocuments() bool {
+	return c.Mapping != Mapping{} || c.Record.Preset == routing.Connector
+}
+
 // Routing returns the configuration of the router.
 func (c *Config) Routing() routing.Config {
 	cfg := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max, Mapping: c.DocumentMapping()}

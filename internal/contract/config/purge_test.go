@@ -40,6 +40,27 @@ func TestPurgeAndRecording(t *testing.T) {
 	}
 }
 
+// Documents of another program are purged only if the configuration orders it: most of them may be older than the switch to outrelay.
+func TestForeignDocumentsStay(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]time.Duration{
+		"":                                    24 * time.Hour,
+		"record: {preset: debezium}\n":        24 * time.Hour,
+		"record: {preset: kafka-connector}\n": 0,
+		"mapping: {type: name}\n":             0,
+		"mapping: {type: name}\nretention:\n": 0,
+		"record: {preset: kafka-connector}\nretention: 36h\n": 36 * time.Hour,
+		"mapping: {type: name}\nretention: 24h\n":             24 * time.Hour,
+	} {
+		if got := mustLoad(t, file, base, nil).Retention; got != want {
+			t.Errorf("%q: retention %v instead of %v", file, got, want)
+		}
+	}
+	if got := mustLoad(t, "mapping: {type: name}\n", append(slices.Clone(base), "OUTRELAY_RETENTION=2h"), nil).Retention; got != 2*time.Hour {
+		t.Errorf("the retention of the environment is %v", got)
+	}
+}
+
 func TestDatabasesOfConsumersHaveNoPattern(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, "consumers: {databases: [shipping, billing]}\n", base, nil)

@@ -65,8 +65,9 @@ type Report struct {
 	DryRun bool  `json:"dry_run"`
 	Done   bool  `json:"done"`
 
-	position resume.Position
-	docs     []lease.Vacant
+	position   resume.Position
+	docs       []lease.Vacant
+	replicaSet string
 }
 
 // Adopter adopts positions for the configured watcher.
@@ -141,6 +142,9 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) 
 	}
 
 	report.docs = nil
+	if report.replicaSet, err = lease.ReplicaSetID(ctx, a.clients.State); err != nil {
+		return err
+	}
 	for _, id := range want {
 		document, now, err := lease.Read(ctx, state.Collection("watchers"), id)
 		missing := errors.Is(err, lease.ErrNotFound)
@@ -151,6 +155,9 @@ func (a *Adopter) checkUnowned(ctx context.Context, src Source, report *Report) 
 			return err
 		case document.Owner != "" && document.ExpiresAt.After(now):
 			return rejectionf("node %s owns %s; stop outrelay on all nodes first", document.Node, id)
+		// The transactional ids of the copy may be in use on the other replica set.
+		case document.CheckHome(report.replicaSet) != nil:
+			return rejectionf("%s: %w", id, document.CheckHome(report.replicaSet))
 		case document.Gap != nil:
 			return rejectionf("%s sweeps a gap of its stream; let it finish first", id)
 		case !document.Position().IsZero() && !src.Replace:
@@ -390,16 +397,12 @@ func (a *Adopter) Write(ctx context.Context, report Report, actor string) (Repor
 	if err := state.Ensure(ctx, a.log); err != nil {
 		return report, err
 	}
-	replicaSet, err := lease.ReplicaSetID(ctx, a.clients.State)
-	if err != nil {
-		return report, err
-	}
-	if err := lease.AdoptPosition(ctx, state.Collection("watchers"), report.docs, report.position, replicaSet); err != nil {
+	if err := lease.AdoptPosition(ctx, state.Collection("watchers"), report.docs, report.position, report.replicaSet); err != nil {
 		return report, err
 	}
 	report.DryRun, report.Done = false, true
 
-	err = nodes.NewAuditLog(state.Collection("audit"), a.cfg.Watcher, "").Append(ctx, "position_adopted", bson.D{
+	err := nodes.NewAuditLog(state.Collection("audit"), a.cfg.Watcher, "").Append(ctx, "position_adopted", bson.D{
 		{Key: "source", Value: report.Source},
 		{Key: "connector", Value: report.Connector},
 		{Key: "at", Value: report.At},

@@ -184,6 +184,26 @@ func TestAdoptOfAnOwnedWatcher(t *testing.T) {
 	}
 }
 
+// TestAdoptRejectsCopiedState: a position does not make a copy the valid state. The original may run with the same transactional ids.
+func TestAdoptRejectsCopiedState(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, 1)
+	at := f.insert(f.outbox)
+	r, err := f.plan(Source{Token: at.Data()})
+	if err == nil {
+		_, err = f.a.Write(t.Context(), r, "ann")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	copied := bson.D{{Key: "$set", Value: bson.D{{Key: "replicaSetId", Value: "there"}}}}
+	if _, err := f.state.Collection("watchers").UpdateMany(t.Context(), bson.D{}, copied); err != nil {
+		t.Fatal(err)
+	}
+	f.rejects(Source{Token: at.Data(), Replace: true}, "orders/0of1", "written on there", "outrelay recover --accept-copy")
+}
+
 // TestAdoptRejectsForeignPositions: the server would accept these tokens, and stay silent or fail much later.
 func TestAdoptRejectsForeignPositions(t *testing.T) {
 	t.Parallel()

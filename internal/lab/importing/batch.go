@@ -37,10 +37,11 @@ type importRun struct {
 
 // converted is a row of a batch.
 type converted struct {
-	mark bson.D // its mark
-	kind kind
-	item *item
-	doc  bson.D
+	rowID bson.RawValue
+	mark  bson.D // its mark
+	kind  kind
+	item  *item
+	doc   bson.D
 }
 
 func (r *importRun) importTables(ctx context.Context) error {
@@ -100,16 +101,13 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, tab
 		}
 		converted, err := r.convertRow(coll, table, raw)
 		if err != nil {
-			r.report.Rejected++
-			if len(r.report.Problems) < maxProblems {
-				r.report.Problems = append(r.report.Problems, Problem{mongodb.Namespace(coll), id.String(), err.Error()})
-			}
+			r.reject(mongodb.Namespace(coll), id, err)
 			continue
 		}
 		list = append(list, converted)
 	}
 	// Checked after the conversion, because only the converted id is the id of an envelope.
-	if list, err = r.withoutExisting(ctx, list); err != nil {
+	if list, err = r.withoutExisting(ctx, mongodb.Namespace(coll), list); err != nil {
 		return err
 	}
 
@@ -134,6 +132,14 @@ func (r *importRun) importBatch(ctx context.Context, coll *mongo.Collection, tab
 	return nil
 }
 
+// reject reports a row that is not imported.
+func (r *importRun) reject(ns string, id bson.RawValue, cause error) {
+	r.report.Rejected++
+	if len(r.report.Problems) < maxProblems {
+		r.report.Problems = append(r.report.Problems, Problem{ns, id.String(), cause.Error()})
+	}
+}
+
 func (r *importRun) convertRow(coll *mongo.Collection, table table, raw bson.Raw) (converted, error) {
 	// Without its time, a row would be sent too early or too late.
 	for _, name := range table.times {
@@ -147,8 +153,9 @@ func (r *importRun) convertRow(coll *mongo.Collection, table table, raw bson.Raw
 		return converted{}, err
 	}
 
-	converted := converted{item: it, kind: it.kindAt(r.now), mark: markOf(coll, raw.Lookup("_id"))}
-	converted.doc, err = it.envelope(r.source.name, raw.Lookup("_id"), converted.kind, r.options)
+	rowID := raw.Lookup("_id")
+	converted := converted{rowID: rowID, item: it, kind: it.kindAt(r.now), mark: markOf(coll, rowID)}
+	converted.doc, err = it.envelope(r.source.name, rowID, converted.kind, r.options)
 	return converted, err
 }
 
@@ -157,38 +164,25 @@ func markOf(coll *mongo.Collection, id bson.RawValue) bson.D {
 	return bson.D{{Key: "ns", Value: mongodb.Namespace(coll)}, {Key: "id", Value: id}}
 }
 
-// markedRows returns the ids of the rows that have a mark.
+// markedRows returns the ids of the rows that have a mark, as texts.
 func (r *importRun) markedRows(ctx context.Context, coll *mongo.Collection, rows []bson.Raw) (map[string]bool, error) {
 	ids := make(bson.A, len(rows))
 	for i, raw := range rows {
 		ids[i] = markOf(coll, raw.Lookup("_id"))
 	}
-	return readIDs(ctx, r.marks, "reading the marks of imported rows", ids, "_id", "id")
-}
 
-// readIDs returns the texts of the ids that documents of coll have. path is the place of an id in a document.
-func readIDs(ctx context.Context, coll *mongo.Collection, doing string, ids bson.A, path ...string) (map[string]bool, error) {
 	found := map[string]bool{}
-	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	onlyID := options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err := mongodb.FindEach(ctx, coll, doing, filter, func(raw bson.Raw) error {
-		found[raw.Lookup(path...).String()] = true
+	err := mongodb.FindEach(ctx, r.marks, "reading the marks of imported rows", bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, func(raw bson.Raw) error {
+		found[raw.Lookup("_id", "id").String()] = true
 		return nil
-	}, onlyID)
+	}, options.Find().SetProjection(mongodb.Fields("_id")))
 	return found, err
 }
 
-// withoutExisting leaves out the items whose id the outbox has: the service has appended the same event, or its id is not unique.
-func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]converted, error) {
-	if len(list) == 0 {
-		return nil, nil
-	}
-	// Only the ids are compared, in one query for the batch.
-	ids := make(bson.A, len(list))
-	for i, c := range list {
-		ids[i] = c.item.id
-	}
-	existing, err := readIDs(ctx, r.outbox, "reading the outbox", ids, "_id")
+// withoutExisting leaves out the items whose id the outbox has. If the service has appended the event, or an earlier run has imported the row,
+// the row is known. It rejects a row whose id another row has: only one of them would be sent, and consumers recognize an event by its id.
+func (r *importRun) withoutExisting(ctx context.Context, ns string, list []converted) ([]converted, error) {
+	rows, err := r.rowsOfEnvelopes(ctx, list)
 	if err != nil {
 		return nil, err
 	}
@@ -200,16 +194,36 @@ func (r *importRun) withoutExisting(ctx context.Context, list []converted) ([]co
 		if err != nil {
 			return nil, err
 		}
-		text := bson.Raw(raw).Lookup("_id").String()
-		if existing[text] {
+		id := bson.Raw(raw).Lookup("_id")
+		switch present, found := rows[id.String()]; {
+		case !found:
+			// Another row of the batch may have the same id.
+			rows[id.String()] = c.rowID
+			out = append(out, c)
+		case present.IsZero(), present.Equal(c.rowID):
 			r.report.Known++
-			continue
+		default:
+			r.reject(ns, c.rowID, fmt.Errorf("row %s is the event %s too, and only one event can have an id", present, id))
 		}
-		// Two rows of one batch may have the same id.
-		existing[text] = true
-		out = append(out, c)
 	}
 	return out, nil
+}
+
+// rowsOfEnvelopes returns the envelopes of the outbox that have the ids of the items, by the text of the id: the id of the row that was
+// imported as the envelope, or the zero value if the service has appended it.
+func (r *importRun) rowsOfEnvelopes(ctx context.Context, list []converted) (map[string]bson.RawValue, error) {
+	ids := make(bson.A, len(list))
+	for i, c := range list {
+		ids[i] = c.item.id
+	}
+
+	// Only the ids are compared, in one query for the batch.
+	rows := map[string]bson.RawValue{}
+	err := mongodb.FindEach(ctx, r.outbox, "reading the outbox", bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, func(raw bson.Raw) error {
+		rows[raw.Lookup("_id").String()] = mongodb.CloneValue(raw.Lookup("imported", "id"))
+		return nil
+	}, options.Find().SetProjection(mongodb.Fields("imported.id")))
+	return rows, err
 }
 
 // writeBatch writes the items with their marks in one transaction: new events into the outbox, events that the library has

@@ -501,6 +501,40 @@ func TestImportOfMassTransit(t *testing.T) {
 	f.expectEnvelope(uuidOf(append([]byte{3}, bytes1[1:]...)), "Paid", "03112233"+uuid1[8:], "Shop:Paid", "{}", "")
 }
 
+// TestImportReportsAnIDOfTwoRows: MassTransit keeps the id of a message that it forwards to a further destination. Only one envelope can have
+// the id, so the other row is listed, in the same batch and after a later run. An event that the service has appended is no conflict.
+func TestImportReportsAnIDOfTwoRows(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	message := func(row int, id, destination string) bson.D {
+		return bson.D{
+			{Key: "_id", Value: row},
+			{Key: "messageId", Value: id},
+			{Key: "contentType", Value: "application/json"},
+			{Key: "messageType", Value: "urn:message:Shop:Paid"},
+			{Key: "body", Value: "{}"},
+			{Key: "sentTime", Value: past},
+			{Key: "sequenceNumber", Value: int64(row)},
+			{Key: "destinationAddress", Value: "queue:" + destination},
+		}
+	}
+	f.insertRows("outbox.messages", message(1, "m", "orders"), message(2, "m", "audit"), message(3, "other", "orders"), message(4, "appended", "orders"))
+	f.insert(f.outbox, bson.D{{Key: "_id", Value: "appended"}, {Key: "type", Value: "Paid"}})
+
+	for i, pending := range []int64{2, 0} {
+		r, err := f.newImporter(Options{From: "masstransit"}).Run(t.Context())
+		if err != nil || r.Pending != pending || r.Rejected != 1 || r.Known != 3-pending || len(r.Problems) != 1 {
+			t.Fatalf("run %d: %+v, %v", i+1, r, err)
+		}
+		if p := r.Problems[0]; !strings.Contains(p.ID, "2") || !strings.Contains(p.Reason, `"1"`) || !strings.Contains(p.Reason, `"m"`) {
+			t.Errorf("run %d: %+v", i+1, p)
+		}
+	}
+	if n := f.countDocuments(f.outbox); n != 3 {
+		t.Errorf("%d envelopes", n)
+	}
+}
+
 // TestImportRejectsOtherCollections: the rejection names the expected and the actual fields, and nothing is written.
 func TestImportRejectsOtherCollections(t *testing.T) {
 	t.Parallel()

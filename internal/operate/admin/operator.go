@@ -51,6 +51,7 @@ type Operator struct {
 	Watcher string
 	Actor   string
 	Source  string // where the action was requested: cli, api or page; "" is not logged
+	Slots   int    // of the watcher in the configuration; 0 means one
 	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
 
 	// Outboxes lists the collections that the configured watcher reads by its configuration, also if

@@ -122,8 +122,8 @@ const briefHold = time.Second
 // halted after lost history or a dropped collection.
 //
 // The sweep begins with the envelopes written at from, which must not be in the future. The zero
-// time sweeps all envelopes. Envelopes that the watcher has not sent yet are swept in any case. An
-// order that arrives during a sweep is executed too.
+// time sweeps all envelopes. The sweep begins at the position at the latest. Without a position, envelopes
+// before from count as delivered. An order that arrives during a sweep is executed too.
 func (r Recovery) OrderSweep(ctx context.Context, from time.Time) error {
 	since, err := r.sweepTimestamp(ctx, from)
 	if err != nil {
@@ -232,6 +232,10 @@ func (r Recovery) expectedIDs(ctx context.Context) ([]string, error) {
 	// A watcher that never began has no division, unless its documents were restored without it.
 	if errors.Is(err, mongodb.ErrNotFound) {
 		division.Of, err = stored.Documents(ctx, r.op.Watcher)
+		// Nothing is left of its state, so it begins with the slots of the configuration.
+		if division.Of == 0 && r.op.isConfigured() {
+			division.Of = r.op.Slots
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/stored/lease"
 )
 
 // TestRecoverRejectsTheFuture: a sweep from a time in the future would skip envelopes that are not delivered. Such an
@@ -46,5 +47,20 @@ func TestSweepPlanCountsTheEnvelopesOfASweep(t *testing.T) {
 
 	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).Recovery().PlanSweep(t.Context(), before); !errors.Is(err, admin.ErrNoCollections) {
 		t.Errorf("a watcher without collections: %v", err)
+	}
+}
+
+// TestRecoverOfLostStateKeepsTheSlots: a document of another number of slots would divide the watcher in two ways.
+func TestRecoverOfLostStateKeepsTheSlots(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	lost := f.op
+	lost.Watcher, lost.Slots = "lost", 2
+	if err := lost.Recovery().OrderSweep(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := lease.ListIDs(t.Context(), f.state.Collection("watchers"), "lost")
+	if err != nil || !slices.Equal(ids, []string{"lost/0of2", "lost/1of2"}) {
+		t.Errorf("documents %q, %v", ids, err)
 	}
 }

@@ -68,8 +68,7 @@ func (x watcherChecks) checkSlot(ctx context.Context, slot slot.Range) finding {
 
 	// A copied state would continue at positions of another oplog.
 	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
-	known := err == nil && here != "" && doc.ReplicaSetID != ""
-	if known && here != doc.ReplicaSetID {
+	if err == nil && doc.CheckHome(here) != nil {
 		return failed("outrelay recover --accept-copy",
 			"the state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
 	}

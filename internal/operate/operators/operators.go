@@ -103,6 +103,7 @@ func NewOperator(cfg config.Config, host process.Host, version string, state sta
 	return admin.New(admin.Operator{
 		State:   state,
 		Watcher: cfg.Watcher,
+		Slots:   cfg.Slots,
 		Node:    cfg.Node,
 		Version: version,
 		Router:  router,

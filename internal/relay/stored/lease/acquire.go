@@ -311,11 +311,18 @@ func (l *Lease) noteStandingBy(reason string, epoch int64) {
 
 // checkCopiedState returns an [errCopiedState] if the document was written on another replica set (N5).
 func (l *Lease) checkCopiedState(doc *Document) error {
-	if l.replicaSet == "" || doc.ReplicaSetID == "" || doc.ReplicaSetID == l.replicaSet {
+	if err := doc.CheckHome(l.replicaSet); err != nil {
+		return &finalError{fmt.Errorf("acquiring watcher %s: %w", l.cfg.ID, err)}
+	}
+	return nil
+}
+
+// CheckHome returns an error if the document was written on a replica set with another id. An id of "" is unknown.
+func (d Document) CheckHome(replicaSet string) error {
+	if replicaSet == "" || d.ReplicaSetID == "" || d.ReplicaSetID == replicaSet {
 		return nil
 	}
-	return &finalError{fmt.Errorf("acquiring watcher %s: %w (written on %s, this is %s): "+
-		"run `outrelay recover --accept-copy` to accept it here", l.cfg.ID, errCopiedState, doc.ReplicaSetID, l.replicaSet)}
+	return fmt.Errorf("%w (written on %s, this is %s): run `outrelay recover --accept-copy` to accept it here", errCopiedState, d.ReplicaSetID, replicaSet)
 }
 
 // endOpenTransactions ends the transactions that may be open on a document whose lease seems free: the

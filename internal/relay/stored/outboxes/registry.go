@@ -23,7 +23,7 @@ type ClaimedError struct{ NS, Watcher, By string }
 
 func (e *ClaimedError) Error() string {
 	return fmt.Sprintf("collection %s belongs to watcher %q, so watcher %q cannot read it: "+
-		"change one of the two configurations, or release it with `outrelay recover --release %s`",
+		"change one of the two configurations, or release it with `outrelay recover --release %s` and adopt its position, or all of it is sent again",
 		e.NS, e.By, e.Watcher, e.NS)
 }
 
