@@ -210,7 +210,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	if set.isEmpty() {
 		return nil
 	}
-	err := l.config.Fencer.Fenced(ctx, set.buildWatcherUpdate(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
+	err := l.config.Fencer.Fenced(ctx, set.buildWatcherUpdate(), mongodb.LimitStateRuns(len(part), func(tx context.Context) error {
 		return l.writeSet(tx, set)
 	}))
 	if err != nil {
