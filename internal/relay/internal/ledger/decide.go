@@ -112,14 +112,14 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 
 // decideRejected decides between a further attempt and the dead letters.
 func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, result record.Result) {
-	outcome.Rejection, outcome.Topic, outcome.Partition = *why, result.Topic, result.Partition
+	outcome.Rejection, outcome.Topic, outcome.Partition, outcome.Topics = *why, result.Topic, result.Partition, left
 	outcome.failure = failed{why.Class, why.Reason}
 
 	// The first attempt of an envelope that is not stored yet is counted when it is.
 	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
 	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
 	if len(left) != len(outcome.Rejected) || !why.Class.DeadAtOnce() && !exhausted {
-		outcome.End, outcome.Topics, outcome.Reason = Retrying, left, waiting.Retry
+		outcome.End, outcome.Reason = Retrying, waiting.Retry
 		return
 	}
 

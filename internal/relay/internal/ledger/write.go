@@ -175,10 +175,8 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 	}
 
 	document := outcome.Doc
-	change := &waiting.Change{DocumentID: document.DocumentID, Reason: outcome.Reason, Pending: outcome.Topics, Attempts: document.Attempts}
-	if outcome.Recorded && l.config.Recording == RecordMark {
-		change.Sent = outcome.Sent
-	}
+	change := l.newChange(outcome)
+	change.Reason, change.Attempts = outcome.Reason, document.Attempts
 	if outcome.End == Retrying {
 		change.Reason = waiting.Retry
 		failure := l.attemptOf(outcome)
@@ -191,6 +189,15 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 		return
 	}
 	outcome.change = change
+}
+
+// newChange returns the change of a stored envelope that was sent to some of its topics.
+func (l *Ledger) newChange(outcome *Outcome) *waiting.Change {
+	change := &waiting.Change{DocumentID: outcome.Doc.DocumentID, Pending: outcome.Topics}
+	if outcome.Recorded && l.config.Recording == RecordMark {
+		change.Sent = outcome.Sent
+	}
+	return change
 }
 
 // writeState writes a part in one fenced transaction of the state database (N3). It is idempotent.
@@ -221,7 +228,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	}
 
 	// A repetition after a lost response finds nothing either, so the documents have to be read.
-	if set.matched < set.countExpected() {
+	if !set.complete {
 		return l.markGone(ctx, set)
 	}
 	return nil
@@ -236,10 +243,10 @@ type writeSet struct {
 	letters []*letters.Prepared
 	claims  waiting.ClaimChange
 
-	matched int64
-	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run
-	tried   map[*Outcome]*letters.Prepared // of dying, as of any run
-	spared  map[*Outcome]bool              // dying, but an operator has given it further attempts
+	complete bool                           // each document was found
+	dead     map[*Outcome]*letters.Prepared // of dying, as of the latest run
+	tried    map[*Outcome]*letters.Prepared // of dying, as of any run
+	spared   map[*Outcome]bool              // dying, but an operator has given it further attempts
 }
 
 func newWriteSet(part []*Outcome) *writeSet {
@@ -273,11 +280,6 @@ func newWriteSet(part []*Outcome) *writeSet {
 
 func (w *writeSet) isEmpty() bool {
 	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0 && w.claims.IsEmpty()
-}
-
-// countExpected returns the number of documents that the statements find if none is gone.
-func (w *writeSet) countExpected() int64 {
-	return int64(len(w.changed) + len(w.removed) + len(w.dead))
 }
 
 // buildWatcherUpdate returns the update of the watcher document: the highest position of an envelope of the stream that is
@@ -318,12 +320,18 @@ func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 	for o := range set.dead {
 		removed = append(removed, o.Doc.DocumentID)
 	}
-	changes := make([]*waiting.Change, len(set.changed))
-	for i, o := range set.changed {
-		changes[i] = o.change
+	changes := make([]*waiting.Change, 0, len(set.changed)+len(set.spared))
+	for _, o := range set.changed {
+		changes = append(changes, o.change)
+	}
+	for o := range set.spared {
+		// Topics that have the record must not get it again.
+		if len(o.Sent) > 0 {
+			changes = append(changes, l.newChange(o))
+		}
 	}
 	var err error
-	if set.matched, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
+	if set.complete, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
 		return err
 	}
 
