@@ -142,7 +142,9 @@ func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 		"dead at once":                {0, []string{"a"}, []record.Result{rejected("a", record.MessageTooLarge)}, Dead, []string{"a"}, "", record.MessageTooLarge},
 		"dead, but another one waits": {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
 		"dead, and another has it":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), acked("b")}, Dead, []string{"a"}, "", record.MessageTooLarge},
-		"the worse rejection decides": {0, []string{"a", "b"}, []record.Result{rejected("a", record.RecordRejected), rejected("b", record.NotAllowed)}, Dead, []string{"a", "b"}, "", record.NotAllowed},
+		"one rejection is final":      {0, []string{"a", "b"}, []record.Result{rejected("a", record.NotAllowed), rejected("b", record.RecordRejected)}, Retrying, []string{"a", "b"}, waiting.Retry, record.RecordRejected},
+		"one is, at the last attempt": {2, []string{"a", "b"}, []record.Result{rejected("a", record.NotAllowed), rejected("b", record.RecordRejected)}, Dead, []string{"a", "b"}, "", record.AttemptsExhausted},
+		"all rejections are final":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), rejected("b", record.NotAllowed)}, Dead, []string{"a", "b"}, "", record.MessageTooLarge},
 	} {
 		l := New(Config{MaxAttempts: 3})
 		o := l.Decide(&waiting.Document{Attempts: c.attempts}, c.topics, c.results)
@@ -312,6 +314,20 @@ func TestN17_TheOnlyAttemptEndsInALetter(t *testing.T) {
 	}
 	if b.waitingOf(2) == nil || o.End != Dead {
 		t.Errorf("ends %v and %v", o.End, blocked.End)
+	}
+}
+
+// N17: one attempt is allowed, and one of the topics cannot be written. The envelope waits for it.
+func TestN17_TheOnlyAttemptWaitsForOtherTopics(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.config.MaxAttempts = 1
+	l, claimed := New(b.config), b.newEnvelope(1)
+	b.store(l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil, []record.Result{
+		{Topic: "a", Rejection: newRejection("no")}, {Topic: "b", Held: record.ErrParked},
+	}))
+	if d := b.waitingOf(1); d == nil || d["topics"] != "a,b" {
+		t.Errorf("it waits as %v", d)
 	}
 }
 

@@ -34,8 +34,8 @@ func (l *Ledger) prepare(ctx context.Context, part []*Outcome) error {
 
 // prepareNew decides about an envelope that is not in the store.
 func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
-	// If only one attempt is allowed, an envelope that failed once is dead.
-	onlyAttempt := outcome.End == Retrying && l.config.MaxAttempts <= 1
+	// If only one attempt is allowed, an envelope that failed once is dead, unless it waits for other topics.
+	onlyAttempt := outcome.End == Retrying && l.config.MaxAttempts <= 1 && len(outcome.Held) == 0
 	switch {
 	case outcome.End == Sent || outcome.End == Dropped || outcome.Claim != nil && outcome.Claim.Ends:
 		return nil
@@ -108,6 +108,11 @@ func (l *Ledger) attemptOf(outcome *Outcome) record.Attempt {
 
 // newLetter returns the dead letter of outcome, an envelope that is not in the store.
 func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.Letter {
+	// A letter without a topic stands for all. If it named one of several, the next owner, a replay and a requeue would take the event as sent
+	// to the others.
+	if len(outcome.Topics) > 1 {
+		outcome.Topic, outcome.Partition = "", record.AnyPartition
+	}
 	letter := letters.Letter{
 		Watcher:   l.config.Store.Watcher(),
 		NS:        outcome.namespace(),
@@ -380,7 +385,7 @@ func (l *Ledger) letterOfStored(outcome *Outcome, document *waiting.Document) le
 	letter.Slot = waiting.SlotOf(letter.Raw)
 	if len(document.History) > 0 || outcome.Rejection.Class == record.AttemptsExhausted {
 		last := l.attemptOf(outcome)
-		last.Class, last.Reason = outcome.failure.Class, outcome.failure.Reason
+		last.Class, last.Reason, last.Topic = outcome.failure.Class, outcome.failure.Reason, outcome.failure.Topic
 		letter.Attempts = append(document.History, last)
 	}
 	return letter

@@ -61,9 +61,10 @@ func (o *Outlet) Publish(
 	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
-	// Without a record there is no delivery whose results could contain the rejections.
+	// Other topics, which are not asked for now, may still get the envelope.
 	if len(outgoing.recs) == 0 {
-		return rejected[0].Rejection
+		report(record.Published{Results: rejected})
+		return nil
 	}
 
 	if len(rejected) > 0 {
