@@ -74,7 +74,11 @@ func (o *Outlet) Publish(
 			forward(published)
 		}
 	}
-	return o.dispatcher.Publish(ctx, outgoing.recs, o.followResults(now, outgoing, envelope, report))
+	publish := o.dispatcher.Publish
+	if envelope.Unordered {
+		publish = o.dispatcher.PublishUnordered
+	}
+	return publish(ctx, outgoing.recs, o.followResults(now, outgoing, envelope, report))
 }
 
 // RouteTopics returns the topics of an envelope that does not list its targets.

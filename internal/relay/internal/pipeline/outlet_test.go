@@ -26,7 +26,7 @@ func newTestOutlet(t *testing.T, cfg routing.Config) *Outlet {
 	}
 	resolver, _, _ := newTestDispatcher(t, Config{})
 	build := BuildConfig{Router: router, Preset: preset, Now: time.Now, Tap: tracing.NewTap(nil, nil, time.Now)}
-	return NewOutlet(build, NewDispatcher(resolver.Resolver, sinkWithHits{&fakeSink{acks: resolver.Resolver}}))
+	return NewOutlet(build, NewDispatcher(resolver.Resolver, sinkWithHits{&fakeSink{acks: resolver.Resolver, got: make(chan struct{}, 10)}}))
 }
 
 // sinkWithHits has read back a record of every envelope in each topic.
@@ -76,5 +76,29 @@ func TestN17_ATopicThatIsNotAllowedRejectsNotTheEnvelope(t *testing.T) {
 	}
 	if result := reported[0].Results[0]; result.Topic != "a" || result.Rejection == nil || result.Rejection.Class != record.NotAllowed {
 		t.Errorf("the result is %+v", result)
+	}
+}
+
+// N19: a scheduled envelope has no place in the order of its key, so a rejection stops no other one, and nothing has to resume the key.
+func TestN19_ARejectedScheduledEnvelopeStopsNoKey(t *testing.T) {
+	t.Parallel()
+	outlet := newTestOutlet(t, routing.Config{})
+	envelope := newTestEnvelope(t)
+	envelope.Unordered = true
+	published := make(chan record.Published, 1)
+	if err := outlet.Publish(t.Context(), envelope, nil, func(results record.Published) { published <- results }); err != nil {
+		t.Fatal(err)
+	}
+
+	dispatcher := outlet.dispatcher
+	ticket := dispatcher.sink.(sinkWithHits).sent[0]
+	dispatcher.Withdrawn([]record.Withdrawn{{
+		Ticket: ticket, Topic: "outbox.event.order", Key: []byte("7"), Rejection: &record.Rejection{Class: record.RecordRejected}, Bytes: 10,
+	}})
+	if results := (<-published).Results; len(results) != 1 || results[0].Rejection == nil {
+		t.Errorf("results %+v", results)
+	}
+	if n := dispatcher.gates.active.Load(); n != 0 {
+		t.Errorf("%d keys are stopped", n)
 	}
 }
