@@ -77,11 +77,6 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 
 		return c.saveState(ctx, entryState{Name: entry.Name, Schedule: entry.spec, Last: last})
 	})
-	if mongo.IsDuplicateKeyError(err) {
-		// Another process was faster. Read the state again at once.
-		return now, nil
-	}
-
 	return next, err
 }
 
