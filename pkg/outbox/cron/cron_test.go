@@ -159,6 +159,23 @@ func TestCronMissedFirings(t *testing.T) {
 	}
 }
 
+// The clock of the server was a year ahead when the entry was stored. The entry does not wait for that time.
+func TestCronAfterAWrongClock(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	e := newEntry("hours", "0 * * * *")
+	stop := runCron(t, b.newCron(t, e))
+	first := b.waitFirings(t, "the first", func(at []time.Time) bool { return len(at) > 0 })
+	stop()
+	if _, err := b.coll.DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+
+	b.setLast(t, "hours", first[0].AddDate(1, 0, 0))
+	runCron(t, b.newCron(t, e))
+	b.waitFirings(t, "the next firing", func(at []time.Time) bool { return len(at) > 0 && at[0].Before(first[0].AddDate(0, 0, 1)) })
+}
+
 // An outbox with a unique index of its own rejects a firing. That is logged, and not tried again in a loop.
 func TestCronLogsAFiringThatTheOutboxRejects(t *testing.T) {
 	t.Parallel()
