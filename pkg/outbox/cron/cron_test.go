@@ -176,7 +176,7 @@ func TestCronAfterAWrongClock(t *testing.T) {
 	b.waitFirings(t, "the next firing", func(at []time.Time) bool { return len(at) > 0 && at[0].Before(first[0].AddDate(0, 0, 1)) })
 }
 
-// An outbox with a unique index of its own rejects a firing. That is logged, and not tried again in a loop.
+// A unique index of the service rejects a firing. That is logged, and not tried again in a loop.
 func TestCronLogsAFiringThatTheOutboxRejects(t *testing.T) {
 	t.Parallel()
 	b, logged := setup(t), &stacktest.Buffer{}

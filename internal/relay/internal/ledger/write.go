@@ -180,8 +180,9 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 	}
 
 	document := outcome.Doc
-	change := l.newChange(outcome)
-	change.Reason, change.Attempts = outcome.Reason, document.Attempts
+	change := &waiting.Change{
+		DocumentID: document.DocumentID, Reason: outcome.Reason, Pending: outcome.Topics, Sent: l.placesToStore(outcome), Attempts: document.Attempts,
+	}
 	if outcome.End == Retrying {
 		change.Reason = waiting.Retry
 		failure := l.attemptOf(outcome)
@@ -196,13 +197,12 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 	outcome.change = change
 }
 
-// newChange returns the change of a stored envelope that was sent to some of its topics.
-func (l *Ledger) newChange(outcome *Outcome) *waiting.Change {
-	change := &waiting.Change{DocumentID: outcome.Doc.DocumentID, Pending: outcome.Topics}
+// placesToStore returns the places of the records of outcome, if they are to be recorded with the delivery to its last topic.
+func (l *Ledger) placesToStore(outcome *Outcome) []outboxes.Place {
 	if outcome.Recorded && l.config.Recording == RecordMark {
-		change.Sent = outcome.Sent
+		return outcome.Sent
 	}
-	return change
+	return nil
 }
 
 // writeState writes a part in one fenced transaction of the state database (N3). It is idempotent.
@@ -332,7 +332,7 @@ func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 	for o := range set.spared {
 		// Topics that have the record must not get it again.
 		if len(o.Sent) > 0 {
-			changes = append(changes, l.newChange(o))
+			changes = append(changes, &waiting.Change{DocumentID: o.Doc.DocumentID, Pending: o.Topics, Sent: l.placesToStore(o)})
 		}
 	}
 	var err error

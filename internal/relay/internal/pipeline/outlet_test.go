@@ -48,7 +48,7 @@ func newTestEnvelope(t *testing.T, fields ...bson.E) *outboxes.Envelope {
 	return &envelope
 }
 
-// N8: a takeover recognizes the records of a waiting envelope without its headers, whatever the rules decide now.
+// N8: a takeover recognizes the records of a waiting envelope without its headers, although the rules discard it now.
 func TestN08_HitsOfListedTopicsNeedNoRouting(t *testing.T) {
 	t.Parallel()
 	outlet := newTestOutlet(t, routing.Config{
@@ -59,7 +59,7 @@ func TestN08_HitsOfListedTopicsNeedNoRouting(t *testing.T) {
 		t.Errorf("hits %v in %v", hits, all)
 	}
 
-	// The targets of an envelope that lists none are those of its routing.
+	// The routing decides the targets of an envelope that lists none.
 	if hits, all = outlet.FindHits(newTestEnvelope(t, bson.E{Key: "headers", Value: bson.D{{Key: "tenant", Value: "x"}}}), nil); len(hits) != 1 || !slices.Equal(all, []string{"t"}) {
 		t.Errorf("hits %v in %v", hits, all)
 	}

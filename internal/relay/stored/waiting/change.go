@@ -48,7 +48,7 @@ func (c *Change) appendModels(models []mongo.WriteModel) []mongo.WriteModel {
 		// It is found when its topic or its key is free again, not at a time.
 		update = append(update, bson.E{Key: "$unset", Value: bson.D{{Key: "nextAt", Value: ""}}})
 	default:
-		// A topic that has the record must not get it again, whatever an operator has done to the attempts.
+		// A topic that has the record must not get it again, also if an operator has changed the attempts.
 		if len(set)+len(update) > 0 {
 			models = append(models, newUpdate(filter, set, update))
 		}
