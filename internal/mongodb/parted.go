@@ -15,16 +15,25 @@ const slowRuns = 3
 // ErrSlow ends the attempts at a transaction that should be smaller.
 var ErrSlow = errors.New("the transaction does not end in time")
 
-// LimitRuns returns fn, the body of a transaction of n documents, with a limit. If n is more than one and a few
-// attempts fail, it returns [ErrSlow].
-func LimitRuns(n int, fn func(tx context.Context) error) func(tx context.Context) error {
+// LimitRuns returns fn, the body of a transaction, with a limit: after a few attempts that fail, it returns [ErrSlow]. Every
+// transaction in an outbox has this limit, because a service may have locked a document or the whole collection.
+func LimitRuns(fn func(tx context.Context) error) func(tx context.Context) error {
 	runs := 0
 	return func(tx context.Context) error {
-		if runs++; runs > slowRuns && n > 1 {
+		if runs++; runs > slowRuns {
 			return ErrSlow
 		}
 		return fn(tx)
 	}
+}
+
+// LimitStateRuns is LimitRuns for a transaction of n documents of the state database. There is no smaller one than that of a
+// single document, which has to be stored.
+func LimitStateRuns(n int, fn func(tx context.Context) error) func(tx context.Context) error {
+	if n <= 1 {
+		return fn
+	}
+	return LimitRuns(fn)
 }
 
 // growAfter is the number of transactions that have to end in time before the next may be larger again.
@@ -121,7 +130,7 @@ func WriteInParts[T any](ctx context.Context, fencer Fencer, list []T, parts Par
 	}
 
 	err := splitWrites(size, list, parts.Size, func(part []T) error {
-		err := fencer.Fenced(ctx, nil, LimitRuns(len(part), func(tx context.Context) error {
+		err := fencer.Fenced(ctx, nil, LimitStateRuns(len(part), func(tx context.Context) error {
 			session := mongo.SessionFromContext(tx)
 			if session == nil {
 				return errNoTransaction

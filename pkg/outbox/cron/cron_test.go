@@ -4,11 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"log/slog"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -151,6 +156,51 @@ func TestCronMissedFirings(t *testing.T) {
 		if len(at) != want+1 || !at[len(at)-1].Equal(first[0]) || want == 1 && !at[0].Equal(first[0].AddDate(0, 0, -1)) {
 			t.Errorf("policy %d: %v", policy, at)
 		}
+	}
+}
+
+// The clock of the server was a year ahead when the entry was stored. The entry does not wait for that time.
+func TestCronAfterAWrongClock(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	e := newEntry("hours", "0 * * * *")
+	stop := runCron(t, b.newCron(t, e))
+	first := b.waitFirings(t, "the first", func(at []time.Time) bool { return len(at) > 0 })
+	stop()
+	if _, err := b.coll.DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+
+	b.setLast(t, "hours", first[0].AddDate(1, 0, 0))
+	runCron(t, b.newCron(t, e))
+	b.waitFirings(t, "the next firing", func(at []time.Time) bool { return len(at) > 0 && at[0].Before(first[0].AddDate(0, 0, 1)) })
+}
+
+// A unique index of the service rejects a firing. That is logged, and not tried again in a loop.
+func TestCronLogsAFiringThatTheOutboxRejects(t *testing.T) {
+	t.Parallel()
+	b, logged := setup(t), &stacktest.Buffer{}
+	if _, err := b.coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{
+		Keys: bson.D{{Key: "type", Value: 1}}, Options: options.Index().SetUnique(true),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if b.box, err = outbox.New(b.db, outbox.WithLogger(slog.New(slog.NewTextHandler(logged, nil)))); err != nil {
+		t.Fatal(err)
+	}
+
+	var attempts atomic.Int64
+	e := newEntry("seconds", "* * * * * *")
+	makeEvent := e.Event
+	e.Event = func(at time.Time) event.Event { attempts.Add(1); return makeEvent(at) }
+	e.Ahead = 5 * time.Second
+	began := time.Now()
+	runCron(t, b.newCron(t, e))
+	stacktest.Eventually(t, "a logged failure", func() bool { return strings.Count(logged.String(), "updating a cron entry fails") >= 4 })
+	// Each attempt makes the events of some seconds.
+	if n, most := attempts.Load(), 60+20*int64(time.Since(began).Seconds()); n > most {
+		t.Errorf("%d events in %v", n, time.Since(began))
 	}
 }
 

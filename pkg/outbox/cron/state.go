@@ -59,8 +59,14 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 			}
 		}
 
+		// Without this step, the entry would not fire before that time comes.
+		isWrong := entry.isImpossible(state.Last, now)
+		if isWrong {
+			c.parts.Log.WarnContext(ctx, "the clock of the server was ahead when a cron entry was last updated; the entry starts again",
+				"entry", entry.Name, "collection", c.parts.Collection.Name(), "last", state.Last, "now", now)
+		}
 		// A new schedule has no missed firings.
-		if changed || !known {
+		if changed || !known || isWrong {
 			state.Last = now
 		}
 
@@ -77,12 +83,16 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 
 		return c.saveState(ctx, entryState{Name: entry.Name, Schedule: entry.spec, Last: last})
 	})
-	if mongo.IsDuplicateKeyError(err) {
-		// Another process was faster. Read the state again at once.
-		return now, nil
-	}
-
 	return next, err
+}
+
+// maxClockStep is how far clocks of servers may differ.
+const maxClockStep = time.Hour
+
+// isImpossible reports whether a firing at last cannot have been appended yet.
+func (e *entry) isImpossible(last, now time.Time) bool {
+	latest := e.nextFiring(now.Add(e.Ahead + maxClockStep))
+	return !latest.IsZero() && last.After(latest)
 }
 
 // missingFirings returns the firings to append after last, the latest firing that was appended: the

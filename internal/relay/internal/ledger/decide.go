@@ -12,8 +12,8 @@ import (
 
 // failed is the latest failure of an outcome, before it may become AttemptsExhausted.
 type failed struct {
-	Class  record.Class
-	Reason string
+	Class         record.Class
+	Reason, Topic string
 }
 
 // Decide returns the outcome of a send of the waiting envelope document, whose targets all have their results (N17). topics are the
@@ -49,8 +49,8 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 		switch {
 		case a.Rejection != nil:
 			outcome.Rejected = append(outcome.Rejected, a.Topic)
-			// A rejection that no further attempt can change decides about the envelope.
-			if rejection == nil || a.Rejection.Class.DeadAtOnce() && !rejection.Class.DeadAtOnce() {
+			// As long as a further attempt may succeed in one of the topics, the envelope does not die.
+			if rejection == nil || rejection.Class.DeadAtOnce() && !a.Rejection.Class.DeadAtOnce() {
 				rejection, rejectedBy = a.Rejection, a
 			}
 		case a.Held != nil:
@@ -112,14 +112,14 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 
 // decideRejected decides between a further attempt and the dead letters.
 func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, result record.Result) {
-	outcome.Rejection, outcome.Topic, outcome.Partition = *why, result.Topic, result.Partition
-	outcome.failure = failed{why.Class, why.Reason}
+	outcome.Rejection, outcome.Topic, outcome.Partition, outcome.Topics = *why, result.Topic, result.Partition, left
+	outcome.failure = failed{why.Class, why.Reason, result.Topic}
 
 	// The first attempt of an envelope that is not stored yet is counted when it is.
 	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
 	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
 	if len(left) != len(outcome.Rejected) || !why.Class.DeadAtOnce() && !exhausted {
-		outcome.End, outcome.Topics, outcome.Reason = Retrying, left, waiting.Retry
+		outcome.End, outcome.Reason = Retrying, waiting.Retry
 		return
 	}
 

@@ -304,7 +304,6 @@ func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
 	// The class of an earlier failure explains the letter better.
 	if outcome.Rejection.Class == "" {
 		outcome.Rejection.Class = record.Malformed
-		// A letter without a topic stands for all. One that names a topic would let the next owner send to the others.
 		if len(outcome.Topics) == 1 {
 			outcome.Topic = outcome.Topics[0]
 		}

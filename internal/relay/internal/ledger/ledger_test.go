@@ -138,11 +138,13 @@ func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 		"parked counts before":        {0, []string{"a", "b"}, []record.Result{held("a", record.ErrBlocked), held("b", record.ErrParked)}, Waiting, []string{"a", "b"}, waiting.Parked, ""},
 		"not sent to all":             {0, []string{"a", "b"}, []record.Result{acked("a")}, Waiting, []string{"b"}, waiting.Blocked, ""},
 		"first rejection":             {0, []string{"a"}, []record.Result{rejected("a", record.RecordRejected)}, Retrying, []string{"a"}, waiting.Retry, record.RecordRejected},
-		"last rejection":              {2, []string{"a"}, []record.Result{rejected("a", record.RecordRejected)}, Dead, nil, "", record.AttemptsExhausted},
-		"dead at once":                {0, []string{"a"}, []record.Result{rejected("a", record.MessageTooLarge)}, Dead, nil, "", record.MessageTooLarge},
+		"last rejection":              {2, []string{"a"}, []record.Result{rejected("a", record.RecordRejected)}, Dead, []string{"a"}, "", record.AttemptsExhausted},
+		"dead at once":                {0, []string{"a"}, []record.Result{rejected("a", record.MessageTooLarge)}, Dead, []string{"a"}, "", record.MessageTooLarge},
 		"dead, but another one waits": {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), held("b", record.ErrParked)}, Retrying, []string{"a", "b"}, waiting.Retry, record.MessageTooLarge},
-		"dead, and another has it":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), acked("b")}, Dead, nil, "", record.MessageTooLarge},
-		"the worse rejection decides": {0, []string{"a", "b"}, []record.Result{rejected("a", record.RecordRejected), rejected("b", record.NotAllowed)}, Dead, nil, "", record.NotAllowed},
+		"dead, and another has it":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), acked("b")}, Dead, []string{"a"}, "", record.MessageTooLarge},
+		"one rejection is final":      {0, []string{"a", "b"}, []record.Result{rejected("a", record.NotAllowed), rejected("b", record.RecordRejected)}, Retrying, []string{"a", "b"}, waiting.Retry, record.RecordRejected},
+		"one is, at the last attempt": {2, []string{"a", "b"}, []record.Result{rejected("a", record.NotAllowed), rejected("b", record.RecordRejected)}, Dead, []string{"a", "b"}, "", record.AttemptsExhausted},
+		"all rejections are final":    {0, []string{"a", "b"}, []record.Result{rejected("a", record.MessageTooLarge), rejected("b", record.NotAllowed)}, Dead, []string{"a", "b"}, "", record.MessageTooLarge},
 	} {
 		l := New(Config{MaxAttempts: 3})
 		o := l.Decide(&waiting.Document{Attempts: c.attempts}, c.topics, c.results)
@@ -275,6 +277,28 @@ func TestN18_ChangesOfOperatorsMeanwhileStay(t *testing.T) {
 	b.letterOf(3)
 }
 
+// An operator resets the attempts while one topic acks the envelope and another one rejects it. Only the other one gets it again.
+func TestN18_AResetInFlightKeepsTheTopicsThatHaveTheEnvelope(t *testing.T) {
+	t.Parallel()
+	for name, attempts := range map[string]int32{"one of several attempts": 1, "the last attempt": 2} {
+		b := setUp(t)
+		b.twice, b.config.Recording = true, RecordMark
+		l := New(b.config)
+		document := b.enter(1, func(e *waiting.Entry) {
+			e.Pending, e.Reason, e.Attempts, e.NextAt = []string{"a", "b"}, waiting.Retry, attempts, time.UnixMilli(1)
+		})
+		outcome := l.Decide(document, document.Pending, []record.Result{{Topic: "a", Offset: 7}, {Topic: "b", Rejection: newRejection("no")}})
+		if _, err := waiting.RetryFailed(t.Context(), b.waiting, waiting.Query{Watcher: "orders"}, true); err != nil {
+			t.Fatal(err)
+		}
+
+		b.store(outcome)
+		if d := b.waitingOf(1); !outcome.End.Waits() || d["topics"] != "b" || d["attempts"] != int32(0) || d["nextAt"] == nil || len(d["sent"].(bson.A)) != 1 {
+			t.Errorf("%s: the end is %v, and it waits as %v", name, outcome.End, d)
+		}
+	}
+}
+
 func TestN17_TheOnlyAttemptEndsInALetter(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
@@ -290,6 +314,20 @@ func TestN17_TheOnlyAttemptEndsInALetter(t *testing.T) {
 	}
 	if b.waitingOf(2) == nil || o.End != Dead {
 		t.Errorf("ends %v and %v", o.End, blocked.End)
+	}
+}
+
+// N17: one attempt is allowed, and one of the topics cannot be written. The envelope waits for it.
+func TestN17_TheOnlyAttemptWaitsForOtherTopics(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.config.MaxAttempts = 1
+	l, claimed := New(b.config), b.newEnvelope(1)
+	b.store(l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil, []record.Result{
+		{Topic: "a", Rejection: newRejection("no")}, {Topic: "b", Held: record.ErrParked},
+	}))
+	if d := b.waitingOf(1); d == nil || d["topics"] != "a,b" {
+		t.Errorf("it waits as %v", d)
 	}
 }
 

@@ -60,7 +60,7 @@ type Outcome struct {
 
 	Headers // of a record that the sink gave back
 
-	Topics    []string         // if it waits: the topics that do not have it; nil: all that it routes to
+	Topics    []string         // if it waits, or is dead in the store: the topics that do not have it; nil: all that it routes to
 	Reason    waiting.Reason   // if it waits
 	Topic     string           // topic that rejected the record; empty if none did
 	Rejection record.Rejection // why it failed or died

@@ -104,7 +104,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 	var rejected error
 	err := l.repeatUntilDone(ctx, func(ctx context.Context) error {
 		rejected = nil
-		err := l.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(len(list), func(tx context.Context) error {
+		err := l.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(func(tx context.Context) error {
 			coll := outboxes.CollectionOf(mongo.SessionFromContext(tx).Client(), ns)
 			for _, stamped := range []bool{true, false} {
 				if err := l.writeRecords(tx, coll, stamped, list); err != nil {
@@ -128,7 +128,7 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 		l.noteRejection(ns)
 		l.config.Log.Error("cannot record deliveries; they were sent, and stay unmarked in the outbox",
 			"collection", ns, "again_in", recordingPause, "error", rejected,
-			"fix", "allow the field sentAt in the validator, and updates to the relay's user")
+			"fix", "allow the field sentAt in the validator, and updates to the relay's user; let services end transactions that lock delivered envelopes")
 		return nil
 	}
 	half := len(list) / 2

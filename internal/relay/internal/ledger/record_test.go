@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -294,5 +295,46 @@ func TestADeliveryIsMarkedBeforeItsEnvelopeLeavesTheStore(t *testing.T) {
 	b.store(o)
 	if b.countMarked() != 1 {
 		t.Error("the delivery is not marked")
+	}
+}
+
+// N16: a service that holds a delivered envelope in an open transaction delays no outcome: the delivery of this envelope stays unrecorded.
+func TestN16_ALockedEnvelopeStopsNothing(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{RecordMark, RecordDelete} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			b := setUp(t)
+			b.config.Recording = mode
+			list := b.fill(40)
+			session, err := b.outbox.Database().Client().StartSession()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer session.EndSession(context.WithoutCancel(t.Context()))
+			if err := session.StartTransaction(); err != nil {
+				t.Fatal(err)
+			}
+			tx := mongo.NewSessionContext(t.Context(), session)
+			if _, err := b.outbox.UpdateByID(tx, "e000017", bson.D{{Key: "$set", Value: bson.D{{Key: "cleaned", Value: true}}}}); err != nil {
+				t.Fatal(err)
+			}
+
+			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+			defer cancel()
+			if _, err := b.tryStore(ctx, New(b.config), append(list, b.newEnvelope(100))...); err != nil {
+				t.Fatal(err)
+			}
+			if b.waitingOf(100) == nil {
+				t.Error("an envelope does not wait")
+			}
+			left := b.count(b.outbox, bson.D{{Key: "sentAt", Value: nil}})
+			if left != 1 {
+				t.Errorf("%d deliveries are not recorded, want 1", left)
+			}
+			if err := session.AbortTransaction(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

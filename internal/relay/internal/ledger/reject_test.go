@@ -112,6 +112,26 @@ func TestN16_TheLetterOfARejectedEnvelopeStandsForAllItsTopics(t *testing.T) {
 	}
 }
 
+// N17: the same holds for the letter of an event that two of its topics reject.
+func TestN17_TheLetterOfTwoRejectionsStandsForBothTopics(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	l := New(b.config)
+	tooLarge := func(topic string) record.Result {
+		return record.Result{Topic: topic, Partition: 3, Rejection: &record.Rejection{Class: record.MessageTooLarge, Reason: "large"}}
+	}
+	stored, claimed := b.enter(1, func(e *waiting.Entry) { e.Pending = []string{"a", "b", "c"} }), b.newEnvelope(2)
+	b.store(
+		l.Decide(stored, stored.Pending, []record.Result{tooLarge("a"), tooLarge("b"), {Topic: "c"}}),
+		l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil, []record.Result{tooLarge("a"), tooLarge("b")}),
+	)
+	for n := 1; n <= 2; n++ {
+		if letter := b.letterOf(n); letter.Topic != "" || letter.Partition != nil {
+			t.Errorf("envelope %d: the letter names %q %v", n, letter.Topic, letter.Partition)
+		}
+	}
+}
+
 // The limits of MongoDB hold for the stored document, which has the key as well as the envelope.
 func TestN16_AnEnvelopeThatIsTooLargeToWaitIsADeadLetter(t *testing.T) {
 	t.Parallel()

@@ -34,8 +34,8 @@ func (l *Ledger) prepare(ctx context.Context, part []*Outcome) error {
 
 // prepareNew decides about an envelope that is not in the store.
 func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
-	// If only one attempt is allowed, an envelope that failed once is dead.
-	onlyAttempt := outcome.End == Retrying && l.config.MaxAttempts <= 1
+	// If only one attempt is allowed, an envelope that failed once is dead, unless it waits for other topics.
+	onlyAttempt := outcome.End == Retrying && l.config.MaxAttempts <= 1 && len(outcome.Held) == 0
 	switch {
 	case outcome.End == Sent || outcome.End == Dropped || outcome.Claim != nil && outcome.Claim.Ends:
 		return nil
@@ -108,6 +108,11 @@ func (l *Ledger) attemptOf(outcome *Outcome) record.Attempt {
 
 // newLetter returns the dead letter of outcome, an envelope that is not in the store.
 func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.Letter {
+	// A letter without a topic stands for all. If it named one of several, the next owner, a replay and a requeue would take the event as sent
+	// to the others.
+	if len(outcome.Topics) > 1 {
+		outcome.Topic, outcome.Partition = "", record.AnyPartition
+	}
 	letter := letters.Letter{
 		Watcher:   l.config.Store.Watcher(),
 		NS:        outcome.namespace(),
@@ -175,9 +180,8 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 	}
 
 	document := outcome.Doc
-	change := &waiting.Change{DocumentID: document.DocumentID, Reason: outcome.Reason, Pending: outcome.Topics, Attempts: document.Attempts}
-	if outcome.Recorded && l.config.Recording == RecordMark {
-		change.Sent = outcome.Sent
+	change := &waiting.Change{
+		DocumentID: document.DocumentID, Reason: outcome.Reason, Pending: outcome.Topics, Sent: l.placesToStore(outcome), Attempts: document.Attempts,
 	}
 	if outcome.End == Retrying {
 		change.Reason = waiting.Retry
@@ -191,6 +195,14 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 		return
 	}
 	outcome.change = change
+}
+
+// placesToStore returns the places of the records of outcome, if they are to be recorded with the delivery to its last topic.
+func (l *Ledger) placesToStore(outcome *Outcome) []outboxes.Place {
+	if outcome.Recorded && l.config.Recording == RecordMark {
+		return outcome.Sent
+	}
+	return nil
 }
 
 // writeState writes a part in one fenced transaction of the state database (N3). It is idempotent.
@@ -210,7 +222,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	if set.isEmpty() {
 		return nil
 	}
-	err := l.config.Fencer.Fenced(ctx, set.buildWatcherUpdate(), mongodb.LimitRuns(len(part), func(tx context.Context) error {
+	err := l.config.Fencer.Fenced(ctx, set.buildWatcherUpdate(), mongodb.LimitStateRuns(len(part), func(tx context.Context) error {
 		return l.writeSet(tx, set)
 	}))
 	if err != nil {
@@ -221,7 +233,7 @@ func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	}
 
 	// A repetition after a lost response finds nothing either, so the documents have to be read.
-	if set.matched < set.countExpected() {
+	if !set.complete {
 		return l.markGone(ctx, set)
 	}
 	return nil
@@ -236,10 +248,10 @@ type writeSet struct {
 	letters []*letters.Prepared
 	claims  waiting.ClaimChange
 
-	matched int64
-	dead    map[*Outcome]*letters.Prepared // of dying, as of the latest run
-	tried   map[*Outcome]*letters.Prepared // of dying, as of any run
-	spared  map[*Outcome]bool              // dying, but an operator has given it further attempts
+	complete bool                           // each document was found
+	dead     map[*Outcome]*letters.Prepared // of dying, as of the latest run
+	tried    map[*Outcome]*letters.Prepared // of dying, as of any run
+	spared   map[*Outcome]bool              // dying, but an operator has given it further attempts
 }
 
 func newWriteSet(part []*Outcome) *writeSet {
@@ -273,11 +285,6 @@ func newWriteSet(part []*Outcome) *writeSet {
 
 func (w *writeSet) isEmpty() bool {
 	return len(w.entries)+len(w.changed)+len(w.removed)+len(w.dying)+len(w.letters) == 0 && w.claims.IsEmpty()
-}
-
-// countExpected returns the number of documents that the statements find if none is gone.
-func (w *writeSet) countExpected() int64 {
-	return int64(len(w.changed) + len(w.removed) + len(w.dead))
 }
 
 // buildWatcherUpdate returns the update of the watcher document: the highest position of an envelope of the stream that is
@@ -318,12 +325,18 @@ func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 	for o := range set.dead {
 		removed = append(removed, o.Doc.DocumentID)
 	}
-	changes := make([]*waiting.Change, len(set.changed))
-	for i, o := range set.changed {
-		changes[i] = o.change
+	changes := make([]*waiting.Change, 0, len(set.changed)+len(set.spared))
+	for _, o := range set.changed {
+		changes = append(changes, o.change)
+	}
+	for o := range set.spared {
+		// Topics that have the record must not get it again.
+		if len(o.Sent) > 0 {
+			changes = append(changes, &waiting.Change{DocumentID: o.Doc.DocumentID, Pending: o.Topics, Sent: l.placesToStore(o)})
+		}
 	}
 	var err error
-	if set.matched, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
+	if set.complete, err = waiting.WriteChanges(tx, store, changes, removed); err != nil {
 		return err
 	}
 
@@ -372,7 +385,7 @@ func (l *Ledger) letterOfStored(outcome *Outcome, document *waiting.Document) le
 	letter.Slot = waiting.SlotOf(letter.Raw)
 	if len(document.History) > 0 || outcome.Rejection.Class == record.AttemptsExhausted {
 		last := l.attemptOf(outcome)
-		last.Class, last.Reason = outcome.failure.Class, outcome.failure.Reason
+		last.Class, last.Reason, last.Topic = outcome.failure.Class, outcome.failure.Reason, outcome.failure.Topic
 		letter.Attempts = append(document.History, last)
 	}
 	return letter

@@ -83,7 +83,12 @@ func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 	if topics != nil {
 		b.targets, rejected = b.router.RestrictTo(b.targets, topics)
 	}
+	dst, err = b.fillRecords(dst)
+	return dst, rejected, err
+}
 
+// fillRecords appends one record to dst for each of b.targets. The error is a *record.Rejection.
+func (b *recordBuilder) fillRecords(dst []record.Record) ([]record.Record, error) {
 	for i, to := range b.targets {
 		dst = append(dst, record.Record{})
 		rec := &dst[i]
@@ -96,8 +101,8 @@ func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 			continue
 		}
 		if err := b.filler.Fill(&b.view, &b.meta, to, rec); err != nil {
-			return dst, nil, err
+			return dst, err
 		}
 	}
-	return dst, rejected, nil
+	return dst, nil
 }

@@ -61,9 +61,10 @@ func (o *Outlet) Publish(
 	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
-	// Without a record there is no delivery whose results could contain the rejections.
+	// Other topics, which are not asked for now, may still get the envelope.
 	if len(outgoing.recs) == 0 {
-		return rejected[0].Rejection
+		report(record.Published{Results: rejected})
+		return nil
 	}
 
 	if len(rejected) > 0 {
@@ -73,7 +74,11 @@ func (o *Outlet) Publish(
 			forward(published)
 		}
 	}
-	return o.dispatcher.Publish(ctx, outgoing.recs, o.followResults(now, outgoing, envelope, report))
+	publish := o.dispatcher.Publish
+	if envelope.Unordered {
+		publish = o.dispatcher.PublishUnordered
+	}
+	return publish(ctx, outgoing.recs, o.followResults(now, outgoing, envelope, report))
 }
 
 // RouteTopics returns the topics of an envelope that does not list its targets.
@@ -98,7 +103,7 @@ func (o *Outlet) RouteTopics(envelope *outboxes.Envelope) ([]string, error) {
 }
 
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
-// nil. The records have the right identities and targets, but neither values nor headers. It
+// nil. The records have the right identities and topics, but neither values nor headers. It
 // returns false if the envelope has no records.
 func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, topics []string) bool {
 	if w.mapping.Parse(envelope.Raw, &w.view) != nil {
@@ -107,20 +112,20 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 	w.view.Delivery = envelope.Delivery
 
 	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1, Position: envelope.Pos}
-	var err error
-	var rejected []record.Result
-	if w.recs, rejected, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
-		return false
+	if topics == nil {
+		var err error
+		w.recs, _, err = w.buildRecords(w.recs[:0], nil)
+		return err == nil && len(w.recs) > 0
 	}
 
-	// An earlier owner may have sent the record to a rejected topic while that topic was allowed.
-	for _, a := range rejected {
-		rec := w.recs[0]
-		rec.Topic = a.Topic
-		rec.Partition = record.AnyPartition
-		w.recs = append(w.recs, rec)
+	// Without headers and payload, rules may decide in another way. Besides, an earlier owner may have sent the record under other rules.
+	w.targets = w.targets[:0]
+	for _, topic := range topics {
+		w.targets = append(w.targets, routing.Target{Topic: topic, Partition: record.AnyPartition})
 	}
-	return true
+	var err error
+	w.recs, err = w.fillRecords(w.recs[:0])
+	return err == nil
 }
 
 // FindHits is the reconciler.Outlet.FindHits of the read-back.

@@ -14,6 +14,7 @@ type side struct {
 	bytes      int64
 	results    []record.Result
 	onResolved func(record.Published)
+	unordered  bool // a later delivery of the key may overtake it
 
 	// Nearly every envelope has one target, which needs no further allocation.
 	oneTarget [1]sideTarget
@@ -58,7 +59,19 @@ func (s *side) bytesOf(topic string) int {
 // Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
 // wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
+	return d.publishSide(ctx, recs, newSide(onResolved))
+}
+
+// PublishUnordered is Publish for an envelope that has no place in the order of its key. If a target gives it back, later deliveries of
+// the key do not wait, so no ResumeKey is necessary.
+func (d *Dispatcher) PublishUnordered(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
 	side := newSide(onResolved)
+	side.unordered = true
+	return d.publishSide(ctx, recs, side)
+}
+
+// publishSide sends the records of side, as Publish.
+func (d *Dispatcher) publishSide(ctx context.Context, recs []record.Record, side *side) error {
 	for i := range recs {
 		side.addTarget(recs[i].Topic, d.sink.Size(&recs[i]))
 	}
@@ -118,9 +131,15 @@ func (r *Resolver) addSide(ticket record.Ticket, side *side) {
 	r.sidesInFlight.Add(1)
 }
 
-// giveBackSideTarget is resolveSideTarget for a target that was not sent. Unless it is dead, later deliveries of the key must not overtake it.
+// giveBackSideTarget is resolveSideTarget for a target that was not sent. Unless it is dead or has no order, later deliveries of the key must
+// not overtake it.
 func (r *Resolver) giveBackSideTarget(ticket record.Ticket, ns, key string, result record.Result) {
-	if result.Rejection == nil || !result.Rejection.Class.DeadAtOnce() {
+	r.sideMu.Lock()
+	side := r.sides[ticket]
+	isUnordered := side != nil && side.unordered
+	r.sideMu.Unlock()
+
+	if !isUnordered && (result.Rejection == nil || !result.Rejection.Class.DeadAtOnce()) {
 		r.gates.stopKey(ns, result.Topic, key)
 	}
 	r.resolveSideTarget(ticket, result)

@@ -394,10 +394,11 @@ func (x *Sender) publishDue(ctx context.Context) error {
 	}
 
 	x.mu.Lock()
-	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
+	isMoving := x.publishedCount > before
+	x.work.moreDue = isMoving || len(x.inFlight) > 0
 	x.stuck = x.stuck || !x.work.moreDue
-	// With few flights, the next read must not wait for their ends.
-	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
+	// With few flights, the next read must not wait for their ends. But if nothing could be published, only such an end makes a difference.
+	readMore := isMoving && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
 	if readMore {
 		retry.Signal(x.wake)

@@ -147,3 +147,49 @@ func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
 	te.run()
 	h.waitEmpty()
 }
+
+// More retries of one key are due than one query returns, and the first one is in flight for long. The others are not looked for again and again.
+func TestN17_RetriesThatWaitForAFlightAreNotReadInALoop(t *testing.T) {
+	t.Parallel()
+	h := newScene(t)
+	var docs []waiting.Entry
+	for i := range dueLimit + 1 {
+		docs = append(docs, h.newEntry(i, "k", waiting.Retry, failed(1), nextAt(time.UnixMilli(int64(i+1)))))
+	}
+	h.enter(docs...)
+	te := h.newTerm()
+	t.Cleanup(te.out.end)
+	store := &countingStore{Store: te.x.config.Store}
+	te.x.config.Store, te.x.config.Outlet = store, silentOutlet{te.out}
+
+	if err := te.x.RunRound(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	for round := 0; len(te.x.wake) > 0 && round < 20; round++ {
+		<-te.x.wake
+		if err := te.x.RunRound(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if te.x.InFlight() != 1 || store.reads > 3 {
+		t.Errorf("%d reads for %d flights", store.reads, te.x.InFlight())
+	}
+}
+
+// silentOutlet accepts envelopes and reports no results.
+type silentOutlet struct{ *fakeOutlet }
+
+func (silentOutlet) Publish(context.Context, *outboxes.Envelope, []string, func(record.Published)) error {
+	return nil
+}
+
+// countingStore counts the queries for due retries.
+type countingStore struct {
+	Store
+	reads int
+}
+
+func (s *countingStore) DueKeys(ctx context.Context, near time.Time, skip []string, limit int) ([]waiting.DueKey, error) {
+	s.reads++
+	return s.Store.DueKeys(ctx, near, skip, limit)
+}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // countSkipped returns how many removed entries the reads of an index of the outbox have passed.
@@ -81,7 +83,8 @@ func TestAClaimBeginsWithTheFirstEnvelope(t *testing.T) {
 		{"an earlier one", 50, false, 50, 50},
 		{"an earlier one, across its end", 50, true, 200, 50},
 	} {
-		s, collection := New(Config{OnRecovered: func() {}}), &scheduledCollection{first: 100, looking: true, claimAt: began}
+		s := New(Config{OnRecovered: func() {}})
+		collection := &scheduledCollection{first: 100, looking: true, claimAt: began, size: mongodb.NewPartSize(maxClaim)}
 		claimed := &part{scheduledCollection: collection, query: query{from: 100}, list: []taken{{due: 100}, {due: 200}}, full: true}
 
 		look := func() { s.noteLook(collection, &firstDue{at: c.found}, began, began) }

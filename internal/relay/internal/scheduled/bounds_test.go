@@ -282,3 +282,40 @@ func TestN19_AStepOfTheClock(t *testing.T) {
 		})
 	}
 }
+
+// N19: an outbox whose claims never end in time, because its indexes are missing or something has locked it, delays no other. It is a problem
+// until it has no due envelope.
+func TestN19_AnOutboxWhoseClaimsDoNotEndDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	p := newPlanned(t)
+	slow := p.db.Collection("slow")
+	if _, err := slow.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "x"}, {Key: "dueAt", Value: time.Now().Add(-time.Hour)}}); err != nil {
+		t.Fatal(err)
+	}
+
+	var problems, recovered atomic.Int64
+	ids := p.schedule(300, 0)
+	x := p.takeOver(func(c *setUp) {
+		c.Collections = func() []outboxes.Outbox {
+			return []outboxes.Outbox{{DB: p.db.Name(), Coll: "slow"}, {DB: p.db.Name(), Coll: "outbox"}}
+		}
+		c.Fencer = &stacktest.Hasty{Fence: c.Fencer, Coll: slow, Most: 0}
+		c.OnRetry = func(error) { problems.Add(1) }
+		c.OnRecovered = func() { recovered.Add(1) }
+	})
+	x.waitSettled(300)
+	stacktest.EventuallyIn(t, overdue, "a problem", func() bool { return problems.Load() > 0 })
+	for round := range 3 {
+		ids = append(ids, p.schedule(200, 0)...)
+		x.waitSettled(500 + 200*round)
+	}
+	x.checkSentOnce(time.Time{}, ids...)
+	if n := recovered.Load(); n > 0 {
+		t.Errorf("%d recoveries", n)
+	}
+
+	if _, err := slow.DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.EventuallyIn(t, overdue, "the end of the problem", func() bool { return recovered.Load() > 0 })
+}

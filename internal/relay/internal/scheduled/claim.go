@@ -1,8 +1,10 @@
 package scheduled
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -43,7 +45,7 @@ type part struct {
 // claimDue claims envelopes that are due soon, until ctx ends or the lease is lost.
 func (s *Scheduled) claimDue(ctx context.Context) error {
 	for {
-		parts, locked, err := s.awaitDue(ctx)
+		parts, alone, err := s.awaitDue(ctx)
 		if err != nil {
 			return err
 		}
@@ -52,9 +54,9 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 		if len(parts) > 0 {
 			n, err = s.claimParts(ctx, parts...)
 		}
-		// An envelope that was locked may be so still, and must not prevent the claim of the others.
-		for i := 0; err == nil && i < len(locked); i++ {
-			_, err = s.claimParts(ctx, locked[i])
+		// These may fail again, and must not prevent the claim of the others.
+		for i := 0; err == nil && i < len(alone); i++ {
+			_, err = s.claimParts(ctx, alone[i])
 		}
 		if err != nil {
 			return err
@@ -67,17 +69,17 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 	}
 }
 
-// awaitDue blocks until envelopes are due soon and there is room for them, and returns where. The parts of locked have envelopes that a
-// service had locked. It returns the cause of ctx when ctx ends.
-func (s *Scheduled) awaitDue(ctx context.Context) (parts, locked []*part, err error) {
+// awaitDue blocks until envelopes are due soon and there is room for them, and returns the result of selectDue. It returns the cause of ctx
+// when ctx ends.
+func (s *Scheduled) awaitDue(ctx context.Context) (parts, alone []*part, err error) {
 	idle := time.NewTimer(maxIdle)
 	defer idle.Stop()
 
 	for {
 		if room := s.countRoom(); room > 0 {
-			parts, locked, next := s.selectDue(time.Now(), min(room, s.claimSize.Most()))
-			if len(parts)+len(locked) > 0 {
-				return parts, locked, nil
+			parts, alone, next := s.selectDue(time.Now(), min(room, s.maxClaim))
+			if len(parts)+len(alone) > 0 {
+				return parts, alone, nil
 			}
 			idle.Reset(time.Until(next))
 		}
@@ -100,9 +102,9 @@ func (s *Scheduled) countRoom() int {
 	return maxScheduledInFlight - int(s.count.Load())
 }
 
-// selectDue returns the collections in which envelopes are due soon, with equal parts of limit, and those with locked envelopes that are to be
-// tried again. next is when there will be another one, if there is none now.
-func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, next time.Time) {
+// selectDue returns the collections in which envelopes are due soon, with equal parts of limit. alone has the parts that failed before: those of
+// collections whose claims fail, and those of envelopes that a service had locked. next is when there will be another part, if there is none now.
+func (s *Scheduled) selectDue(now time.Time, limit int) (parts, alone []*part, next time.Time) {
 	next = now.Add(maxIdle)
 	note := func(moment time.Time) {
 		if !moment.IsZero() && moment.Before(next) {
@@ -125,20 +127,24 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, locked []*part, 
 		ids, retryAt := c.lockedUntil(now)
 		note(retryAt)
 		if len(ids) > 0 {
-			ids = ids[:min(len(ids), lockedAtOnce)]
-			locked = append(locked, s.newPartOf(c, query{ids: ids, mark: s.Mark}))
+			ids = ids[:min(len(ids), lockedAtOnce, c.size.Most())]
+			alone = append(alone, s.newPartOf(c, query{ids: ids, mark: s.Mark}))
 		}
 	}
 
 	slices.SortFunc(parts, func(a, b *part) int { return a.claimAt.Compare(b.claimAt) })
 	parts = parts[:min(len(parts), claimCollections, limit)]
 	for _, p := range parts {
-		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, limit/len(parts), bson.DateTime(p.first)
+		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, min(limit/len(parts), p.size.Most()), bson.DateTime(p.first)
 		if p.suspects > 0 {
 			p.limit = min(p.limit, max(p.suspects/2, 1))
 		}
+		if p.failedClaims > 0 {
+			alone = append(alone, p)
+		}
 	}
-	return parts, locked, next
+	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.failedClaims > 0 })
+	return parts, alone, next
 }
 
 // newPartOf returns a part with the envelopes of ids.
@@ -147,11 +153,12 @@ func (s *Scheduled) newPartOf(collection *scheduledCollection, query query) *par
 	return &part{scheduledCollection: collection, query: query}
 }
 
-// claimParts claims the envelopes of parts in one transaction, and returns their number. No envelope and no outbox delays the others:
-//   - If the transaction fails for another reason than the ones below, it claims each part alone, and pauses the collection that fails again.
+// claimParts claims the envelopes of parts in one transaction, and returns their number. No envelope and no outbox delays the others. If the
+// transaction of several parts fails, it claims each part alone. If that of one part fails:
 //   - If the store rejects an envelope, or an outbox its mark, or a service has locked it, the next claims of the collection are smaller, until
 //     they have found that envelope.
-//   - If the server is too slow for so many, all next claims are smaller.
+//   - If the transaction does not end in time, the next claims of the collection are smaller, after a pause.
+//   - For every other reason, it pauses the collection.
 //
 // It returns an error only if ctx ends or the lease is lost.
 func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err error) {
@@ -162,7 +169,6 @@ func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err 
 
 	switch {
 	case err == nil:
-		s.claimSize.Ended()
 		if s.noteClaimed(parts) {
 			s.OnRecovered()
 		}
@@ -171,13 +177,6 @@ func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err 
 		return 0, context.Cause(ctx)
 	case errors.Is(err, lease.ErrLeaseLost):
 		return 0, err
-	case errors.Is(err, mongodb.ErrSlow):
-		// It may not even have read the envelopes.
-		if n == 0 {
-			n = s.claimSize.Most()
-		}
-		s.claimSize.Slow(n)
-		return 0, nil
 	case len(parts) == 1:
 		return 0, s.isolate(ctx, parts[0], err)
 	}
@@ -189,6 +188,15 @@ func (s *Scheduled) claimParts(ctx context.Context, parts ...*part) (n int, err 
 			return n, err
 		}
 		n += claimed
+	}
+	s.mu.Lock()
+	isFailing := slices.ContainsFunc(parts, func(p *part) bool { return p.failedClaims > 0 })
+	s.mu.Unlock()
+	// If no outbox is at fault, the server is too slow for all of them together.
+	if errors.Is(err, mongodb.ErrSlow) && !isFailing {
+		for _, p := range parts {
+			p.size.Slow(p.limit)
+		}
 	}
 	return n, nil
 }
@@ -209,6 +217,7 @@ func (s *Scheduled) noteClaimed(parts []*part) (recovered bool) {
 			continue
 		}
 
+		c.size.Ended()
 		c.suspects = max(c.suspects-len(p.list), 0)
 		switch {
 		case p.full:
@@ -239,6 +248,10 @@ func (s *Scheduled) isolate(ctx context.Context, part *part, fault error) error 
 	isLocked := errors.Is(fault, errLocked)
 
 	switch n := len(part.list); {
+	case errors.Is(fault, mongodb.ErrSlow):
+		// It may not even have read the envelopes.
+		part.size.Slow(cmp.Or(n, part.limit))
+		fault = fmt.Errorf("claiming due envelopes of %s: %w", part.ns, fault)
 	case n == 0 || !isRejected && !isUnmarkable && !isLocked:
 	case n > 1 && part.ids != nil:
 		for _, ids := range [][]bson.RawValue{part.ids[:len(part.ids)/2], part.ids[len(part.ids)/2:]} {
@@ -314,7 +327,7 @@ func (s *Scheduled) bury(ctx context.Context, part *part, why error) error {
 
 	remove := part.query
 	remove.ids, remove.limit, remove.bytes = []bson.RawValue{dead.id()}, 1, maxClaimBytes
-	return s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(2, func(tx context.Context) error {
+	return s.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(func(tx context.Context) error {
 		coll := mongodb.InClient(mongo.SessionFromContext(tx).Client(), part.coll)
 		list, full, err := readDue(tx, coll, &remove, dead.due)
 		if err != nil {
@@ -329,15 +342,10 @@ var errLocked = errors.New("cannot claim scheduled envelopes: transactions of se
 
 // claimTogether claims the envelopes of parts in one fenced transaction.
 func (s *Scheduled) claimTogether(ctx context.Context, parts []*part) error {
-	most := 0
-	for _, p := range parts {
-		most += p.limit
-	}
-
 	claim := &waiting.Claim{ID: waiting.NewClaimID(s.WatcherID)}
 	flight := newFlight(claim.ID)
 	conflicts, runs := 0, 0
-	take := mongodb.LimitRuns(most, func(tx context.Context) error {
+	take := mongodb.LimitRuns(func(tx context.Context) error {
 		if conflicts == maxConflicts {
 			return errLocked
 		}

@@ -49,7 +49,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 					// The claims of other owners conflict with this claim each time.
 					for errors.Is(err, mongodb.ErrSlow) {
 						fence := &plainFencer{client: coll.Database().Client()}
-						err = fence.Fenced(t.Context(), nil, mongodb.LimitRuns(mine.limit, func(tx context.Context) (err error) {
+						err = fence.Fenced(t.Context(), nil, mongodb.LimitRuns(func(tx context.Context) (err error) {
 							conflicts.Add(1)
 							took, _, err = takeAll(tx, coll, mine, bson.NewDateTimeFromTime(time.Now()))
 							return err

@@ -48,6 +48,9 @@ type scheduledCollection struct {
 	lookedAt  time.Time
 	hintedAt  time.Time // when the stream last brought a scheduled envelope
 
+	// size bounds its envelopes in one claim. An outbox that does not end its claims in time makes only its own smaller.
+	size *mongodb.PartSize
+
 	pausedUntil               time.Time
 	failedLooks, failedClaims int // in a row
 
@@ -145,7 +148,7 @@ func (s *Scheduled) findOrAddLocked(ns string) *scheduledCollection {
 	}
 	// The caller's text may alias a response.
 	coll := outboxes.CollectionOf(s.Client, strings.Clone(ns))
-	collection := &scheduledCollection{ns: mongodb.Namespace(coll), coll: coll}
+	collection := &scheduledCollection{ns: mongodb.Namespace(coll), coll: coll, size: mongodb.NewPartSize(s.maxClaim)}
 	s.collections[collection.ns] = collection
 	return collection
 }

@@ -112,6 +112,10 @@ func (s *Scheduled) noteLook(collection *scheduledCollection, first *firstDue, b
 		}
 		return s.endFailuresLocked(&collection.failedLooks)
 	}
+	// Nothing is left whose claim could fail.
+	if first == nil {
+		recovered = s.endFailuresLocked(&collection.failedClaims)
+	}
 
 	collection.claimAt = time.Time{}
 	if first != nil {
@@ -119,5 +123,5 @@ func (s *Scheduled) noteLook(collection *scheduledCollection, first *firstDue, b
 		collection.claimAt = ended.Add(first.until - s.ahead + s.ahead/claimDelay)
 		retry.Signal(s.wake)
 	}
-	return s.endFailuresLocked(&collection.failedLooks)
+	return s.endFailuresLocked(&collection.failedLooks) || recovered
 }

@@ -93,9 +93,9 @@ type Scheduled struct {
 	count atomic.Int64  // claimed envelopes that have no outcome
 	bytes atomic.Int64  // of these
 
-	claimSize *mongodb.PartSize // envelopes of one claim; used only by claimDue
-	ahead     time.Duration     // claimAhead; tests set it before Run
-	lookWake  chan struct{}     // holds one token: look at an index now
+	maxClaim int           // tests set this and ahead before Run
+	ahead    time.Duration // claimAhead
+	lookWake chan struct{} // holds one token: look at an index now
 
 	positions atomic.Uint32 // distinguishes the positions of envelopes that were claimed in the same second
 
@@ -117,7 +117,7 @@ func New(cfg Config) *Scheduled {
 		wake:        make(chan struct{}, 1),
 		room:        make(chan struct{}, 1),
 		lookWake:    make(chan struct{}, 1),
-		claimSize:   mongodb.NewPartSize(maxClaim),
+		maxClaim:    maxClaim,
 		ahead:       claimAhead,
 		collections: map[string]*scheduledCollection{},
 	}

@@ -150,7 +150,7 @@ func (p *planned) takeOver(change func(c *setUp)) *taking {
 		x.ahead = c.ahead
 	}
 	if c.claim > 0 {
-		x.claimSize = mongodb.NewPartSize(c.claim)
+		x.maxClaim = c.claim
 	}
 	if _, err := x.sender.FinishSent(p.t.Context()); err != nil {
 		p.t.Fatal(err)

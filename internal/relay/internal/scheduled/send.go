@@ -89,6 +89,7 @@ func (s *Scheduled) sendEnvelope(ctx context.Context, envelope *dueEnvelope) err
 
 	if s.out.ns != envelope.NS {
 		s.out.ns, s.out.envelope = envelope.NS, outboxes.NewEnvelope(envelope.NS, nil)
+		s.out.envelope.Unordered = true
 	}
 	s.out.envelope.Raw, s.out.envelope.TS, s.out.envelope.Pos = envelope.Raw, envelope.stamp, envelope.Pos
 	err := s.Outlet.Publish(ctx, &s.out.envelope, nil, func(published record.Published) { s.finishEnvelope(envelope, published) })

@@ -129,9 +129,6 @@ type taken struct {
 
 func (t *taken) id() bson.RawValue { return t.raw.Lookup("_id") }
 
-// simple compares ids by their bytes, whatever the default collation of a collection is.
-var simple = &options.Collation{Locale: "simple"}
-
 // readDue reads the envelopes of coll that query selects and that are due by latest, in the order of their due times, in the transaction of tx.
 // full reports that query has limited the envelopes, so that more may be due. After an error, list has the envelopes that were read.
 func readDue(tx context.Context, coll *mongo.Collection, query *query, latest bson.DateTime) (list []taken, full bool, err error) {
@@ -139,7 +136,7 @@ func readDue(tx context.Context, coll *mongo.Collection, query *query, latest bs
 	find := options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(int64(query.limit)).SetBatchSize(int32(query.limit))
 	if query.ids != nil {
 		filter = append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: query.ids}}})
-		find.SetHint(outboxes.PickedByID).SetCollation(simple)
+		find.SetHint(outboxes.PickedByID)
 	}
 
 	size := 0
@@ -205,7 +202,7 @@ func removeDue(tx context.Context, coll *mongo.Collection, filter, hint bson.D, 
 	if mark {
 		update := options.UpdateMany()
 		if hint != nil {
-			update.SetHint(hint).SetCollation(simple)
+			update.SetHint(hint)
 		}
 		result, err := coll.UpdateMany(tx, filter, mongo.Pipeline{
 			{{Key: "$set", Value: bson.D{{Key: "scheduledFor", Value: "$dueAt"}}}},
@@ -221,7 +218,7 @@ func removeDue(tx context.Context, coll *mongo.Collection, filter, hint bson.D, 
 	} else {
 		remove := options.DeleteMany()
 		if hint != nil {
-			remove.SetHint(hint).SetCollation(simple)
+			remove.SetHint(hint)
 		}
 		result, err := coll.DeleteMany(tx, filter, remove)
 		if err != nil {

@@ -210,7 +210,7 @@ func TestN03_ATransactionThatIsTooSlowIsLogged(t *testing.T) {
 	t.Parallel()
 	h, _, log := acquireLogged(t)
 
-	err := h.Fenced(t.Context(), nil, mongodb.LimitRuns(2, func(context.Context) error {
+	err := h.Fenced(t.Context(), nil, mongodb.LimitRuns(func(context.Context) error {
 		return mongo.CommandError{Code: 112, Message: "write conflict", Labels: []string{"TransientTransactionError"}}
 	}))
 	if !errors.Is(err, mongodb.ErrSlow) {

@@ -28,6 +28,8 @@ type Envelope struct {
 	Pos string
 	// StreamMS is the time of the records with which it may have been sent out of the stream before it was stored. 0: it was not.
 	StreamMS int64
+	// Unordered means that it has no place in the order of its key, as a scheduled envelope.
+	Unordered bool
 }
 
 // NewEnvelope returns the first delivery of the envelope raw of the outbox ns, such as "shop.outbox".

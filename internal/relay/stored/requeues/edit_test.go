@@ -161,6 +161,29 @@ func TestOfTwoEditsOfOneVersionOneIsRejected(t *testing.T) {
 	}
 }
 
+// Two topics have rejected an event. One of its letters is requeued, and the other one is edited while that delivery waits.
+func TestAnEditIsNotLostIfTheEventWaits(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	inTopic := func(topic string) func(*letters.Letter) { return func(l *letters.Letter) { l.Topic = topic } }
+	ids := b.write(b.newLetter(valid("x"), inTopic("a")), b.newLetter(valid("x"), inTopic("b")))
+	b.requeue(letters.Query{Watcher: "orders", Topic: "a"}, Options{})
+
+	edit := Edit{Set: bson.D{{Key: "key", Value: "k"}}}
+	_, err := b.edit(ids[1], edit)
+	var rejected *letters.RejectedError
+	if !errors.As(err, &rejected) || !strings.Contains(err.Error(), "delivery 1") || b.open(ids[1]).Requeued != nil {
+		t.Errorf("an edit while the event waits: got %v, want a rejection", err)
+	}
+
+	if _, err := b.waiting.DeleteMany(t.Context(), ofID("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.edit(ids[1], edit); err != nil || b.entries(ofID("x"))[0].Key != "k" {
+		t.Errorf("an edit afterwards: %v", err)
+	}
+}
+
 func isConflict(err error) bool { return errors.Is(err, ErrOtherVersion) }
 
 func isRequeued(err error) bool { return errors.Is(err, ErrRequeued) }

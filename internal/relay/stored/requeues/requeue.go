@@ -189,6 +189,11 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Opt
 		if err := k.planEntries(open, now, options, &planned); err != nil {
 			return err
 		}
+		if len(edited) > 0 {
+			if err := k.checkNoneWaits(tx, open[0], planned.entries); err != nil {
+				return err
+			}
+		}
 		return k.writeEntries(tx, &planned, options.Topic, edited)
 	})
 	return planned, err
@@ -238,6 +243,22 @@ func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, 
 		plan.letters = append(plan.letters, d.ID)
 		plan.outcome.Requeued++
 		plan.delivery = entry.Delivery
+	}
+	return nil
+}
+
+// checkNoneWaits returns a [*letters.RejectedError] if the envelope of an edited letter waits already, because another letter of the event was
+// requeued: the document of that delivery would stay as it is, without the edit.
+func (k Desk) checkNoneWaits(tx context.Context, letter *letters.Dead, entries []waiting.Entry) error {
+	for i := range entries {
+		found, err := waiting.FindExisting(tx, k.Waiting, [][waiting.IDSize]byte{entries[i].DocumentID()})
+		if err != nil {
+			return err
+		}
+		if len(found) > 0 {
+			return &letters.RejectedError{Letter: letter, Reason: fmt.Sprintf("delivery %d of the event waits already, from another letter; "+
+				"edit the letter when that delivery has ended", entries[i].Delivery)}
+		}
 	}
 	return nil
 }

@@ -314,3 +314,31 @@ func TestDueKeysAreThoseOfTheServersTime(t *testing.T) {
 		t.Errorf("due by a fast clock, without topic b: %v", got)
 	}
 }
+
+// A takeover looks for the records of waiting envelopes. Only one that lists no topics needs its headers and its payload.
+func TestATakeoverReadsNoPayloadOfListedTopics(t *testing.T) {
+	t.Parallel()
+	coll := newColl(t)
+	whole := func(topics ...string) func(*Entry) {
+		return func(e *Entry) {
+			e.Raw = marshal(t, bson.D{{Key: "_id", Value: e.Raw.Lookup("_id")}, {Key: "headers", Value: bson.D{{Key: "tenant", Value: "x"}}}, {Key: "payload", Value: "p"}})
+			e.Pending = topics
+		}
+	}
+	enter(t, coll, newEntry(t, 1, "k", whole("a")), newEntry(t, 2, "k", whole("b")), newEntry(t, 3, "k", whole()))
+
+	read := map[string]bson.Raw{}
+	err := storeOf(coll).EachWithoutPayload(t.Context(), []string{"a"}, func(d *Document) error {
+		read[joinTopics(d.Pending)] = slices.Clone(d.Envelope)
+		return nil
+	})
+	if err != nil || len(read) != 2 {
+		t.Fatalf("read %v, %v", read, err)
+	}
+	if listed := read["a"]; listed.Lookup("headers").Type != 0 || listed.Lookup("payload").Type != bson.TypeNull {
+		t.Errorf("with a listed topic: %v", listed)
+	}
+	if unlisted := read[""]; unlisted.Lookup("headers", "tenant").Type == 0 || unlisted.Lookup("payload").Type != bson.TypeString {
+		t.Errorf("without a listed topic: %v", unlisted)
+	}
+}

@@ -119,16 +119,22 @@ func (s *Store) Unneeded(ctx context.Context, topics []string) ([]string, error)
 	return slices.Sorted(maps.Keys(left)), err
 }
 
-// EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without headers and history and with a null payload:
-// an earlier owner may have sent it, and only its id and targets matter. It sees everything that was committed before the
-// call, and holds one response in memory.
+// EachWithoutPayload calls take for each envelope that waits for one of topics, or lists no topics, in no order, without history: an earlier
+// owner may have sent it, and only its id and topics matter. So an envelope has no headers and a null payload, unless it lists no topics: then
+// its topics may depend on them. It sees everything that was committed before the call, and holds one response in memory.
 func (s *Store) EachWithoutPayload(ctx context.Context, topics []string, take func(document *Document) error) error {
+	ifUnlisted := func(value string, otherwise any) bson.D {
+		return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{"$topics", ""}}}, value, otherwise}}}
+	}
 	pipeline := mongo.Pipeline{
 		{{Key: "$match", Value: s.filter(bson.E{Key: "topics", Value: bson.D{
 			{Key: "$in", Value: append(bson.A{"", bson.Regex{Pattern: ","}}, anyOf(topics)...)},
 		}})}},
-		{{Key: "$unset", Value: bson.A{"history", "error", "envelope.headers"}}},
-		{{Key: "$set", Value: bson.D{{Key: "envelope.payload", Value: nil}}}},
+		{{Key: "$unset", Value: bson.A{"history", "error"}}},
+		{{Key: "$set", Value: bson.D{
+			{Key: "envelope.headers", Value: ifUnlisted("$envelope.headers", "$$REMOVE")},
+			{Key: "envelope.payload", Value: ifUnlisted("$envelope.payload", nil)},
+		}}},
 	}
 
 	const doing = "reading waiting envelopes that an earlier owner may have sent"

@@ -138,7 +138,7 @@ func (s *scheduled) sendDue() {
 		}
 		s.held = slices.DeleteFunc(s.held, func(other *held) bool { return other == h })
 		out := outboxes.NewEnvelope(h.NS, h.Raw)
-		out.Pos = h.Pos
+		out.Pos, out.Unordered = h.Pos, true
 		err := s.term.outlet.Publish(context.Background(), &out, nil, func(published record.Published) { s.report(h, published) })
 
 		var rejected *record.Rejection
