@@ -10,6 +10,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
@@ -206,13 +208,18 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 func TestAProcessWithoutTheRelaysTaskTakesNothingOver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	desk := b.start("node=desk", "tasks=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
+	var relay *process.Relay
+	desk := b.startAs(func(r *process.Relay) { relay = r }, "slots=2", "node=desk", "tasks=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
 	stacktest.Eventually(t, "the admin is listed", func() bool { return len(b.listNodes()) == 1 })
+	stacktest.Eventually(t, "the admin is ready", func() bool {
+		ok, phase, _ := relay.Ready()
+		return ok && phase == readiness.PhaseAdmin
+	})
 	if n := b.listNodes()[0]; n.Node != "desk" || !slices.Equal(n.Tasks, []string{"admin"}) || len(n.Watchers) != 0 {
 		t.Errorf("%+v", n)
 	}
 
-	first := b.start("node=one", "tasks=relay")
+	first := b.start("slots=2", "node=one", "tasks=relay")
 	b.waitOwned("one")
 	for _, n := range b.listNodes() {
 		if n.Node == "one" && !slices.Equal(n.Tasks, []string{"relay"}) {
@@ -223,7 +230,7 @@ func TestAProcessWithoutTheRelaysTaskTakesNothingOver(t *testing.T) {
 	if err := first(); err != nil {
 		t.Error(err)
 	}
-	b.start("node=two")
+	b.start("slots=2", "node=two")
 	// The watcher was free, so the node has it.
 	b.waitOwned("two")
 

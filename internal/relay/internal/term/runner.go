@@ -51,7 +51,7 @@ type Shared struct {
 	Router    *routing.Router
 	Preset    *routing.Preset
 	Mapping   *envelope.Mapping // nil: the documents are envelopes of the contract
-	Balancer  *slots.Balancer   // nil for one slot
+	Balancer  *slots.Balancer   // nil for one slot, and in a process that runs no slot
 	Pool      *pipeline.Pool    // the memory of the slots
 	Exporter  *tracing.Exporter // nil unless configured
 	Pace      Pace
