@@ -18,6 +18,13 @@ func (r *Relay) Hasten(call time.Duration) {
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon, Stuck: soon}
 }
 
+// FailLease reports err as after an acquisition that was rejected.
+func (r *Relay) FailLease(err error) {
+	for _, one := range r.slots {
+		one.State.ReportFatalProblem("lease", err)
+	}
+}
+
 // Counts reports whether this process counts the documents of the watcher.
 func (r *Relay) Counts() bool { return r.counts.countedAt.Load() > 0 }
 

@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +133,23 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 
 	b.checkEntries("one", "node_started", "took_over", "released", "node_stopped")
 	b.checkEntries("two", "node_started", "node_listed_again", "took_over", "released", "node_stopped")
+}
+
+// If an acquisition was rejected, for example of copied state, and another node owns the lease now, the standby can take over.
+func TestN05_AStandbyIsReadyAfterARejectedAcquisition(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("node=one")
+	b.waitOwned("one")
+	var standby *process.Relay
+	b.startAs(func(r *process.Relay) {
+		standby = r
+		r.FailLease(errors.New("the state was copied"))
+	}, "node=two")
+	stacktest.Eventually(t, "the standby is ready", func() bool {
+		ok, phase, _ := standby.Ready()
+		return ok && phase == readiness.PhaseStandby
+	})
 }
 
 func TestALostLeaseIsNoted(t *testing.T) {

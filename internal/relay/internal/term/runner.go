@@ -195,6 +195,7 @@ func NewRunner(shared *Shared, slot slot.Range, metricSet *metrics.Set) *Runner 
 			MayCreate:       division.checkRedivided,
 			MayAttempt:      mayAttempt,
 			Trouble:         reportTransactions(st),
+			OnStandby:       func() { st.ClearProblems("lease") },
 		}),
 	}
 	runner.registerGauges()
