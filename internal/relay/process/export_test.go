@@ -18,10 +18,10 @@ func (r *Relay) Hasten(call time.Duration) {
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon, Stuck: soon}
 }
 
-// FailLease reports err as after an acquisition that was rejected.
-func (r *Relay) FailLease(err error) {
+// FailPart reports err as a problem of a part of the slots that only a person can fix.
+func (r *Relay) FailPart(part string, err error) {
 	for _, one := range r.slots {
-		one.State.ReportFatalProblem("lease", err)
+		one.State.ReportFatalProblem(part, err)
 	}
 }
 

@@ -141,13 +141,35 @@ func TestN05_AStandbyIsReadyAfterARejectedAcquisition(t *testing.T) {
 	b := setup(t)
 	b.start("node=one")
 	b.waitOwned("one")
+
 	var standby *process.Relay
 	b.startAs(func(r *process.Relay) {
 		standby = r
-		r.FailLease(errors.New("the state was copied"))
+		r.FailPart("lease", errors.New("the state was copied"))
 	}, "node=two")
 	stacktest.Eventually(t, "the standby is ready", func() bool {
 		ok, phase, _ := standby.Ready()
+		return ok && phase == readiness.PhaseStandby
+	})
+}
+
+// A problem of a sweep ends with its term: the next owner sweeps.
+func TestTheProblemsOfATermEndWithIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var first *process.Relay
+	b.startAs(func(r *process.Relay) { first = r }, "node=one")
+	b.waitOwned("one")
+	b.start("node=two")
+
+	first.FailPart("sweep", errors.New("a collection cannot be read"))
+	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
+	if err := op.Lease().StepDown(t.Context(), admin.StepDownOrder{Hold: time.Hour, Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.waitOwned("two")
+	stacktest.Eventually(t, "the standby is ready", func() bool {
+		ok, phase, _ := first.Ready()
 		return ok && phase == readiness.PhaseStandby
 	})
 }
