@@ -36,7 +36,7 @@ type Facts struct {
 	Nodes   []nodes.Node // nil: unknown
 
 	Node string     // this process, if it runs a relay
-	Own  []OwnSteps // the steps of this process and of its slots as they are now, which replace the stored ones of these slots
+	Own  []OwnSteps // the steps of this process and of its slots as they are now, which replace the stored ones of the slots that it owns
 
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 

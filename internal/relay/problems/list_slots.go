@@ -62,7 +62,8 @@ func (l *list) addSlot(slot *SlotStatus) {
 		return
 	}
 
-	if !slices.ContainsFunc(l.facts.Own, func(own OwnSteps) bool { return own.Object == name && slot.Name == l.facts.Watcher }) {
+	// The facts have the steps of this process as they are now.
+	if slot.Node != l.facts.Node || slot.Name != l.facts.Watcher {
 		l.addSteps(slot.Name, name, slot.Node, slot.steps())
 	}
 

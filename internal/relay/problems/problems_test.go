@@ -89,6 +89,10 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
+		"the steps of a standby do not replace those of the owner": {Facts{
+			Watcher: "orders", Nodes: two, Node: "n2", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
+			Own: []OwnSteps{{Object: "orders"}},
+		}, []string{"fail write_rejected/orders"}},
 		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", lagOf(100) }), []string{"warn gap_open/orders"}},
 		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
