@@ -138,7 +138,11 @@ func (f *replayFlags) carryOut(ctx context.Context, action *operatorCommand, rep
 	bar := action.startProgress("sent", found)
 	defer bar.clear()
 	showProgress := func(i admin.ReplayInfo) { bar.setDone(i.Queued + i.Skipped - i.Outstanding) }
-	i, err := replays.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: showProgress})
+	until := admin.WaitForNothing
+	if f.wait {
+		until = admin.WaitUntilSent
+	}
+	i, err := replays.Run(ctx, id, admin.ReplayRun{Wait: until, Open: f.maxOpen, Progress: showProgress})
 	bar.clear()
 
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -53,10 +54,8 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 	if _, active := r.active[j.id]; active {
 		return nil
 	}
-	for _, q := range r.queue {
-		if q.id == j.id {
-			return nil
-		}
+	if slices.ContainsFunc(r.queue, func(queued replayJob) bool { return queued.id == j.id }) {
+		return nil
 	}
 
 	r.queue = append(r.queue, j)
@@ -79,11 +78,12 @@ func (r *replayRunner) checkCapacity() error {
 	return nil
 }
 
-// cancelJob stops the replay with this id if it is active in this process.
+// cancelJob stops the replay with this id if it is active in this process, and removes it from the queue.
 func (r *replayRunner) cancelJob(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
+	r.queue = slices.DeleteFunc(r.queue, func(job replayJob) bool { return job.id == id })
 	if cancel := r.active[id]; cancel != nil {
 		cancel()
 	}
@@ -116,7 +116,8 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 			}
 			wg.Go(func() {
 				defer r.finishJob(job.id)
-				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: true})
+				// A job does not wait until all envelopes are sent. It would keep other replays waiting for a topic that cannot be written.
+				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: WaitForRoom})
 				if err != nil && jobCtx.Err() == nil {
 					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "error", err)
 				}
