@@ -121,14 +121,15 @@ func (f *replayFlags) runReplay(ctx context.Context, command *operatorCommand) e
 			}
 		}
 		i, err := replays.Order(ctx, plan, f.order)
-		if err != nil {
+		if i.ID == "" {
 			return err
 		}
 		// The id is needed to resume the replay if the command is interrupted.
 		if !command.json {
 			fmt.Fprintf(command.p.errOut, "replay %s is ordered\n", i.ID)
 		}
-		return f.carryOut(ctx, command, replays, i.ID, i.Found)
+		// A stored replay runs, even if the audit log lacks it.
+		return errors.Join(err, f.carryOut(ctx, command, replays, i.ID, i.Found))
 	})
 }
 

@@ -41,7 +41,7 @@ func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) 
 	}
 
 	r := newReplayStore(state)
-	if err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{mongodb.Namespace(coll)}}}); err != nil {
+	if _, err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{mongodb.Namespace(coll)}}}); err != nil {
 		t.Fatal(err)
 	}
 

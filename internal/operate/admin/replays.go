@@ -186,10 +186,11 @@ func (r Replays) Start(ctx context.Context, order ReplayOrder) (ReplayInfo, erro
 		return ReplayInfo{}, err
 	}
 	info, err := r.Order(ctx, plan, order)
-	if err != nil {
+	if info.ID == "" {
 		return info, err
 	}
-	return info, r.op.replays.enqueueJob(replayJob{info.ID, r})
+	// A stored replay runs, even if the audit log lacks it.
+	return info, errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r}))
 }
 
 // Resume continues an interrupted replay in this process.
@@ -251,9 +252,6 @@ func (r Replays) Cancel(ctx context.Context, id string) error {
 		return err
 	}
 
-	if err := r.op.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}}); err != nil {
-		return err
-	}
 	r.op.replays.cancelJob(id)
-	return nil
+	return r.op.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})
 }

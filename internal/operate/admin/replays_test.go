@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
 )
@@ -55,4 +57,24 @@ func TestReplaysDoNotWaitForATopic(t *testing.T) {
 	if n := len(s.queued()); n != 3 {
 		t.Errorf("%d envelopes are queued, want 3", n)
 	}
+}
+
+// An order that the audit log rejects is stored, so it has to run.
+func TestAReplayRunsWithoutItsAuditEntry(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(newEnvelopes(1)...)
+	s.startWatcher(nil)
+	replays := s.runReplays().Replays()
+	audit := s.state.Collection("audit")
+	validator := bson.D{{Key: "kind", Value: bson.D{{Key: "$ne", Value: "replay_ordered"}}}}
+	if err := audit.Database().RunCommand(t.Context(), bson.D{{Key: "collMod", Value: audit.Name()}, {Key: "validator", Value: validator}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	info, err := replays.Start(t.Context(), everything)
+	if err == nil || info.ID == "" {
+		t.Fatalf("%+v, %v; want a replay and the error of the audit log", info, err)
+	}
+	s.waitQueued(replays, info.ID)
 }
