@@ -33,6 +33,10 @@ type replayJob struct {
 	replays Replays
 }
 
+func newReplayRunner() *replayRunner {
+	return &replayRunner{wake: make(chan struct{}, 1), active: map[string]context.CancelFunc{}}
+}
+
 // ErrReplaysFull is returned for a replay if the queue of replays is full.
 var ErrReplaysFull = errors.New("too many replays are queued; cancel some or wait")
 
@@ -89,14 +93,23 @@ func (r *replayRunner) cancelJob(id string) {
 	}
 }
 
-// runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
-// and waits for them.
-func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
+// begin reports whether the caller may run the jobs: another call may be running.
+func (r *replayRunner) begin() bool {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running {
+		return false
+	}
 	r.running = true
-	r.wake = make(chan struct{}, 1)
-	r.active = map[string]context.CancelFunc{}
-	r.mu.Unlock()
+	return true
+}
+
+// runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
+// and waits for them. It returns an error if another call runs.
+func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) error {
+	if !r.begin() {
+		return errors.New("another call of Run runs the replays of this operator")
+	}
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -126,7 +139,7 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-r.wake:
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -24,6 +25,7 @@ func (s *stand) runReplays() admin.Operator {
 			s.t.Error(err)
 		}
 	})
+	stacktest.Eventually(s.t, "replays run", op.RunsReplays)
 	return op
 }
 
@@ -77,4 +79,17 @@ func TestAReplayRunsWithoutItsAuditEntry(t *testing.T) {
 		t.Fatalf("%+v, %v; want a replay and the error of the audit log", info, err)
 	}
 	s.waitQueued(replays, info.ID)
+}
+
+// A service may run its operator twice by mistake.
+func TestASecondRunOfAnOperatorFails(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	op := s.runReplays()
+	// A run that begins ends without an error.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := op.Run(ctx); err == nil {
+		t.Error("the second run has begun")
+	}
 }
