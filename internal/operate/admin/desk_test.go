@@ -550,6 +550,35 @@ func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 	}
 }
 
+// Messages that handlers have set aside exist nowhere else.
+func TestAClearedInboxKeepsMessagesThatAreSetAside(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	db := f.a.Database()
+	store, err := mongostore.Open(db, inbox.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.EnsureIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustInsert(t, db.Collection("inbox"), bson.D{{Key: "_id", Value: "mark"}})
+	aside := []string{"inbox_waiting", "inbox_waiting_counts"}
+	for _, name := range aside {
+		mustInsert(t, db.Collection(name), bson.D{{Key: "_id", Value: "aside"}})
+	}
+
+	out, err := f.newDesk().Clear(t.Context(), admin.ClearOrder{What: []string{"inbox"}, Confirm: admin.ClearPhrase("orders"), Force: true})
+	if err != nil || out.Removed != 1 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	for _, name := range aside {
+		if n, err := db.Collection(name).CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
+			t.Errorf("%s has %d documents, %v", name, n, err)
+		}
+	}
+}
+
 func TestActionsWithoutTheirServersAreUnavailable(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
