@@ -224,6 +224,32 @@ func TestSilentNodesAreNamedWithTheirAge(t *testing.T) {
 	}
 }
 
+// The list has the slots of all watchers, and a command acts on the configured watcher unless it names another.
+func TestTheFixForAnotherWatcherNamesIt(t *testing.T) {
+	t.Parallel()
+	for fix, change := range map[string]func(*SlotStatus){
+		"outrelay resume --watcher bills --slot 1of2":                                 func(s *SlotStatus) { s.Paused, s.Slot = true, "1of2" },
+		"start node n7, or run outrelay pin --off --watcher bills":                    func(s *SlotStatus) { s.State, s.Pin = "no-owner", "n7" },
+		"wait; outrelay status shows the progress; run commands with --watcher bills": func(s *SlotStatus) { s.Gap = "oplog" },
+		"let the watcher continue, or make the oplog larger (replSetResizeOplog)":     func(s *SlotStatus) { s.PositionAt = ago(11 * time.Hour) },
+		"check consumers without an inbox, then run outrelay problems acknowledge 1 --watcher bills": func(s *SlotStatus) {
+			s.Incidents = []Incident{{ID: "1", Lost: &LostHistory{}}}
+		},
+	} {
+		slot := liveSlot(change)
+		slot.Name = "bills"
+		bills := liveNode("n2")
+		bills.Watchers = []string{"bills"}
+		list := List(Facts{
+			Now: now, Watcher: "orders", Slots: []SlotStatus{liveSlot(nil), slot}, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now},
+			Nodes: []nodes.Node{liveNode("n1"), liveNode("n3"), bills, bills},
+		})
+		if len(list) != 1 || list[0].Fix != fix {
+			t.Errorf("%+v, want the fix %q", list, fix)
+		}
+	}
+}
+
 // The number of waiting events is that of the store, which also has the events after them.
 func TestATopicCountsWhatWaits(t *testing.T) {
 	t.Parallel()
