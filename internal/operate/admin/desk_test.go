@@ -431,6 +431,9 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if one, err = k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
 		t.Errorf("%s, %v", one.State, err)
 	}
+	if shown := f.findLogged("payload_shown"); len(shown) != 1 {
+		t.Errorf("the audit log has the entries %+v, want one of the state that was shown", shown)
+	}
 
 	for _, c := range [][3]string{{db.Name(), "pay_sagas", "none"}, {db.Name(), f.a.Name(), "s1"}, {"admin", "system.users", "x"}, {"", "pay_sagas", "s1"}} {
 		if got, err := k.Sagas().Show(t.Context(), c[0], c[1], c[2], true); err == nil {

@@ -289,6 +289,15 @@ func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D)
 	return nil
 }
 
+// logShown logs that a payload is shown. The caller must show nothing if it fails: a payload that was shown without a record cannot be
+// taken back.
+func (o Operator) logShown(ctx context.Context, fields bson.D) error {
+	if err := o.logAction(ctx, "payload_shown", fields); err != nil {
+		return fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
+	}
+	return nil
+}
+
 // maxAuditWait bounds writing the entry of an action after its context has ended.
 const maxAuditWait = 5 * time.Second
 
