@@ -302,7 +302,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, detail Detail) (DeadLett
 		return letter, nil
 	}
 
-	err = l.op.logShown(ctx, bson.D{
+	err = logShown(ctx, l.op, bson.D{
 		{Key: "collection", Value: letter.Collection},
 		{Key: "id", Value: letter.ID},
 		{Key: "delivery", Value: letter.Delivery},

@@ -291,8 +291,8 @@ func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D)
 
 // logShown logs that a payload is shown. The caller must show nothing if it fails: a payload that was shown without a record cannot be
 // taken back.
-func (o Operator) logShown(ctx context.Context, fields bson.D) error {
-	if err := o.logAction(ctx, "payload_shown", fields); err != nil {
+func logShown(ctx context.Context, operator Operator, fields bson.D) error {
+	if err := operator.logAction(ctx, "payload_shown", fields); err != nil {
 		return fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
 	}
 	return nil

@@ -20,7 +20,7 @@ func reject(t *testing.T, coll *mongo.Collection, field, value string) {
 	}
 }
 
-// What an action has done before it failed is in the audit log.
+// The audit log has the parts of an action that succeeded before the error.
 func TestAnActionThatFailsInPartIsLogged(t *testing.T) {
 	t.Parallel()
 	expectLogged := func(f *office, err error, kind nodes.Kind) {

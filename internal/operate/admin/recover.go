@@ -136,7 +136,7 @@ func (r Recovery) OrderSweep(ctx context.Context, from time.Time) error {
 
 	// If this fails for one of several slots, the operator may repeat it: an order that exists
 	// stays as it is.
-	return r.op.changeEach(ctx, ids, "recover_ordered", bson.D{{Key: "from", Value: from}}, func(id string) error {
+	return changeDocuments(ctx, r.op, ids, "recover_ordered", bson.D{{Key: "from", Value: from}}, func(id string) error {
 		return lease.RequestSweep(ctx, r.op.watcherDocuments(), id, since, briefHold)
 	})
 }

@@ -41,7 +41,7 @@ func (s *stand) waitQueued(r admin.Replays, id string) {
 	})
 }
 
-// Nothing is sent here, as if the topic could not be written. No replay waits for the envelopes of another one.
+// Nothing is sent here, as if the topic could not be written. No replay waits for the envelopes of another replay.
 func TestReplaysDoNotWaitForATopic(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))

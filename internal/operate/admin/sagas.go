@@ -193,7 +193,7 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 		return out, nil
 	}
 
-	if err := s.op.logShown(ctx, bson.D{{Key: "collection", Value: database + "." + name}, {Key: "id", Value: id}}); err != nil {
+	if err := logShown(ctx, s.op, bson.D{{Key: "collection", Value: database + "." + name}, {Key: "id", Value: id}}); err != nil {
 		return Saga{}, err
 	}
 	out.State = s.op.Redact.redactJSON(instance.State)

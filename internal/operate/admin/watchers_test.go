@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// Only a process of the watcher sends what waits for it: a removal would lose these events.
+// Only a process of the watcher sends its waiting events: a removal would lose them.
 func TestAWatcherWithUnsentEventsIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)

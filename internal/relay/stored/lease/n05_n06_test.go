@@ -256,7 +256,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	}
 }
 
-// A reslice that fails resumes what it has paused, and nothing else.
+// A reslice that fails resumes only the slots that it has paused.
 func TestAResliceResumesOnlyItsOwnPauses(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
