@@ -121,14 +121,15 @@ func (f *replayFlags) runReplay(ctx context.Context, command *operatorCommand) e
 			}
 		}
 		i, err := replays.Order(ctx, plan, f.order)
-		if err != nil {
+		if i.ID == "" {
 			return err
 		}
 		// The id is needed to resume the replay if the command is interrupted.
 		if !command.json {
 			fmt.Fprintf(command.p.errOut, "replay %s is ordered\n", i.ID)
 		}
-		return f.carryOut(ctx, command, replays, i.ID, i.Found)
+		// A stored replay runs, even if the audit log lacks it.
+		return errors.Join(err, f.carryOut(ctx, command, replays, i.ID, i.Found))
 	})
 }
 
@@ -138,7 +139,11 @@ func (f *replayFlags) carryOut(ctx context.Context, action *operatorCommand, rep
 	bar := action.startProgress("sent", found)
 	defer bar.clear()
 	showProgress := func(i admin.ReplayInfo) { bar.setDone(i.Queued + i.Skipped - i.Outstanding) }
-	i, err := replays.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: showProgress})
+	until := admin.WaitForNothing
+	if f.wait {
+		until = admin.WaitUntilSent
+	}
+	i, err := replays.Run(ctx, id, admin.ReplayRun{Wait: until, Open: f.maxOpen, Progress: showProgress})
 	bar.clear()
 
 	if err != nil {

@@ -41,7 +41,7 @@ func newWatchersRemoveCommand(program *program) *cobra.Command {
 outboxes and its history. Another watcher may read these outboxes afterwards. Outboxes, dead letters
 and the audit log stay. If a process is started with this watcher again, it begins without a position.
 
-The command is rejected while a live node runs the watcher, or while a slot has an owner.`,
+The command is rejected while a live node runs the watcher, a slot has an owner, or events wait.`,
 		Args: exactArgs(1),
 	}
 

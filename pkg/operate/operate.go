@@ -200,7 +200,7 @@ func (o *Operator) ForSlot(slot string) *Operator { return &Operator{o.shared, o
 func (o *Operator) Watcher() string { return o.use.Watcher }
 
 // Run carries out the replays that people start on the mounted page. It blocks until ctx ends, and then returns nil. An operator whose
-// page is not mounted need not run.
+// page is not mounted need not run. A second call at the same time returns an error.
 func (o *Operator) Run(ctx context.Context) error { return o.use.Run(ctx) }
 
 // prepare returns the use cases, after a check that the state database is one of outrelay. The check reads twice, until it

@@ -133,7 +133,8 @@ type rendered struct {
 				}
 			}
 		}
-		Ports []struct {
+		SessionAffinity string `yaml:"sessionAffinity"`
+		Ports           []struct {
 			Name       string
 			Port       int
 			TargetPort string `yaml:"targetPort"`
@@ -258,6 +259,9 @@ func TestChartRendersRightValues(t *testing.T) {
 				}
 			}
 			if c.admin != 0 {
+				if stays := all["Service/outrelay-admin"].Spec.SessionAffinity; stays != "ClientIP" {
+					t.Errorf("the service of operators has the affinity %q: a task of one process is unknown to the others", stays)
+				}
 				service := all["Service/outrelay-admin"].Spec.Ports
 				if len(container.Ports) != 2 || container.Ports[1].ContainerPort != c.admin || len(service) != 1 || service[0].Port != c.admin || service[0].TargetPort != "admin" {
 					t.Errorf("ports %+v of the container and %+v of the service of operators, want %d", container.Ports, service, c.admin)

@@ -302,14 +302,13 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, detail Detail) (DeadLett
 		return letter, nil
 	}
 
-	// The entry comes first: a payload that was shown without a record cannot be taken back.
-	err = l.op.logAction(ctx, "payload_shown", bson.D{
+	err = logShown(ctx, l.op, bson.D{
 		{Key: "collection", Value: letter.Collection},
 		{Key: "id", Value: letter.ID},
 		{Key: "delivery", Value: letter.Delivery},
 	})
 	if err != nil {
-		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
+		return DeadLetter{}, err
 	}
 	return letter, nil
 }

@@ -431,6 +431,9 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if one, err = k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
 		t.Errorf("%s, %v", one.State, err)
 	}
+	if shown := f.findLogged("payload_shown"); len(shown) != 1 {
+		t.Errorf("the audit log has the entries %+v, want one of the state that was shown", shown)
+	}
 
 	for _, c := range [][3]string{{db.Name(), "pay_sagas", "none"}, {db.Name(), f.a.Name(), "s1"}, {"admin", "system.users", "x"}, {"", "pay_sagas", "s1"}} {
 		if got, err := k.Sagas().Show(t.Context(), c[0], c[1], c[2], true); err == nil {
@@ -547,6 +550,35 @@ func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 	}
 	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// Messages that handlers have set aside exist nowhere else.
+func TestAClearedInboxKeepsMessagesThatAreSetAside(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	db := f.a.Database()
+	store, err := mongostore.Open(db, inbox.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.EnsureIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustInsert(t, db.Collection("inbox"), bson.D{{Key: "_id", Value: "mark"}})
+	aside := []string{"inbox_waiting", "inbox_waiting_counts"}
+	for _, name := range aside {
+		mustInsert(t, db.Collection(name), bson.D{{Key: "_id", Value: "aside"}})
+	}
+
+	out, err := f.newDesk().Clear(t.Context(), admin.ClearOrder{What: []string{"inbox"}, Confirm: admin.ClearPhrase("orders"), Force: true})
+	if err != nil || out.Removed != 1 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	for _, name := range aside {
+		if n, err := db.Collection(name).CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
+			t.Errorf("%s has %d documents, %v", name, n, err)
+		}
 	}
 }
 

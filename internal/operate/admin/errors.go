@@ -89,7 +89,7 @@ func Explain(err error) (kind Failure, fix string) {
 	case is(ErrCompacted):
 		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case errors.As(err, &rejected), errors.As(err, &claimed),
-		is(requeues.ErrRequeued, ErrInUse, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
+		is(requeues.ErrRequeued, ErrInUse, ErrUnsent, ErrNodeAlive, ErrOtherNode, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(connect.ErrTopicExists):

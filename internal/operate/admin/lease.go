@@ -38,14 +38,18 @@ func (l Lease) watcherIDs(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-// forEachSlot calls do for each document of the action, and logs the action if at least one call
-// succeeded. After an error it continues with the next document. It returns all errors.
+// forEachSlot calls changeDocuments for the documents of the action.
 func (l Lease) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, do func(id string) error) error {
 	ids, err := l.watcherIDs(ctx)
 	if err != nil {
 		return err
 	}
+	return changeDocuments(ctx, l.op, ids, kind, fields, do)
+}
 
+// changeDocuments calls do for each of the documents, and logs the action if at least one call
+// succeeded. After an error it continues with the next document. It returns all errors.
+func changeDocuments(ctx context.Context, operator Operator, ids []string, kind nodes.Kind, fields bson.D, do func(id string) error) error {
 	var errs []error
 	for _, id := range ids {
 		if err := do(id); err != nil {
@@ -56,7 +60,7 @@ func (l Lease) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, 
 	if len(errs) == len(ids) {
 		return errors.Join(errs...)
 	}
-	return errors.Join(append(errs, l.op.logAction(ctx, kind, fields))...)
+	return errors.Join(append(errs, operator.logAction(ctx, kind, fields))...)
 }
 
 // Slots returns the slots that an action on the lease applies to, as their owners last reported

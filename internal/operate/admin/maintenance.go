@@ -10,11 +10,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/service/inbox"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-
-	"github.com/outrelay/outrelay/internal/service/inbox"
-	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
 func formatInt(n int64) string { return strconv.FormatInt(n, 10) }
@@ -279,16 +277,12 @@ func (c *clearing) findServiceCollections(ctx context.Context, db string, add fu
 	if err != nil {
 		return err
 	}
+	// The messages of handlers that are set aside stay: they exist nowhere else.
 	if c.hasKind(clearInbox) {
 		for _, name := range found.Inboxes {
 			for _, suffix := range []string{"", inbox.OffsetsSuffix, inbox.ClaimsSuffix} {
 				add(clearInbox, db+"."+name+suffix)
 			}
-		}
-		// The messages that are set aside belong to the handlers of the inbox.
-		if len(found.Inboxes) > 0 {
-			add(clearInbox, db+"."+setaside.DefaultCollection)
-			add(clearInbox, db+"."+setaside.DefaultCollection+setaside.CountsSuffix)
 		}
 	}
 

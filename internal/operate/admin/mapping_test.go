@@ -75,7 +75,7 @@ func TestReplayOfMappedDocuments(t *testing.T) {
 			if _, err := s.r.Run(t.Context(), info.ID, admin.ReplayRun{}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.r.Run(t.Context(), info.ID, admin.ReplayRun{Wait: true}); err != nil {
+			if _, err := s.r.Run(t.Context(), info.ID, admin.ReplayRun{Wait: admin.WaitUntilSent}); err != nil {
 				t.Fatal(err)
 			}
 			for _, e := range s.sent() {

@@ -124,20 +124,19 @@ func (n Nodes) Release(ctx context.Context, node string, hold time.Duration) ([]
 	released := []string{}
 	for _, id := range owned {
 		// The watcher document may have been removed since the status was read.
-		err := lease.StepDown(ctx, n.op.watcherDocuments(), id, hold)
-		if err != nil && !errors.Is(err, lease.ErrNotFound) {
-			return released, err
+		if err = lease.StepDown(ctx, n.op.watcherDocuments(), id, hold); err != nil && !errors.Is(err, lease.ErrNotFound) {
+			break
 		}
-		released = append(released, id)
+		err, released = nil, append(released, id)
 	}
 	if len(released) == 0 {
-		return released, nil
+		return released, err
 	}
-	return released, n.op.logAction(ctx, "node_released", bson.D{
+	return released, n.op.logOutcome(ctx, "node_released", bson.D{
 		{Key: "of", Value: node},
 		{Key: "slots", Value: released},
 		{Key: "hold_ms", Value: hold.Milliseconds()},
-	})
+	}, err)
 }
 
 // FindSlots returns the slots that a node owns, as [Nodes.Release] would release them. It returns [mongodb.ErrNotFound]

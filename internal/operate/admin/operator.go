@@ -94,7 +94,7 @@ type Operator struct {
 // from it. An Operator without them counts for each request, and does not run replays in the background.
 func New(operator Operator) Operator {
 	operator.counts = &countDesk{}
-	operator.replays = &replayRunner{}
+	operator.replays = newReplayRunner()
 	return operator
 }
 
@@ -155,7 +155,7 @@ func (o Operator) Schedule() Schedule { return Schedule{o} }
 
 // Replays returns the replays of the watcher.
 func (o Operator) Replays() Replays {
-	o.replays = cmp.Or(o.replays, &replayRunner{})
+	o.replays = cmp.Or(o.replays, newReplayRunner())
 	return Replays{o, newReplayStore(o.State)}
 }
 
@@ -175,14 +175,13 @@ func (o Operator) Sagas() Sagas { return Sagas{o} }
 func (o Operator) Watchers() Watchers { return Watchers{o} }
 
 // Run runs the replays that were started by operators of this process. It blocks until ctx ends. o must come from [New]. If Run is not
-// running, replays are ordered but not run.
+// running, replays are ordered but not run. A second call at the same time returns an error.
 func (o Operator) Run(ctx context.Context) error {
 	log := o.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	o.replays.runJobs(ctx, log)
-	return nil
+	return o.replays.runJobs(ctx, log)
 }
 
 // letters returns the collection of the dead letters of the relay, of all watchers.
@@ -288,6 +287,15 @@ func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D)
 	}
 	// If this fails, the counts are those from before the action for some seconds.
 	_ = figures.NoteAction(ctx, o.State, o.Watcher)
+	return nil
+}
+
+// logShown logs that a payload is shown. The caller must show nothing if it fails: a payload that was shown without a record cannot be
+// taken back.
+func logShown(ctx context.Context, operator Operator, fields bson.D) error {
+	if err := operator.logAction(ctx, "payload_shown", fields); err != nil {
+		return fmt.Errorf("the payload is not shown, because the audit log cannot be written: %w", err)
+	}
 	return nil
 }
 

@@ -136,12 +136,9 @@ func (r Recovery) OrderSweep(ctx context.Context, from time.Time) error {
 
 	// If this fails for one of several slots, the operator may repeat it: an order that exists
 	// stays as it is.
-	for _, id := range ids {
-		if err := lease.RequestSweep(ctx, r.op.watcherDocuments(), id, since, briefHold); err != nil {
-			return err
-		}
-	}
-	return r.op.logAction(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
+	return changeDocuments(ctx, r.op, ids, "recover_ordered", bson.D{{Key: "from", Value: from}}, func(id string) error {
+		return lease.RequestSweep(ctx, r.op.watcherDocuments(), id, since, briefHold)
+	})
 }
 
 // Adopt accepts state that was copied from another replica set (N5).

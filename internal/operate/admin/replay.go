@@ -342,7 +342,7 @@ func (r Replays) routeEnvelope(ns string, view *envelope.View, only []string) ro
 }
 
 // Order stores the order of a plan and returns its replay, which Run runs. It returns
-// [ErrCompacted] if the order needs Force (N10).
+// [ErrCompacted] if the order needs Force (N10). A replay with an id is stored, even if there is an error.
 func (r Replays) Order(ctx context.Context, plan ReplayPlan, order ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
 	// In a compacted topic, an old event would replace the newest of its key.
@@ -361,7 +361,7 @@ func (r Replays) Order(ctx context.Context, plan ReplayPlan, order ReplayOrder) 
 		return ReplayInfo{}, err
 	}
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
-	err = r.stored.Start(ctx, storedReplay{
+	doc, err := r.stored.Start(ctx, storedReplay{
 		ID:       id,
 		Watcher:  r.op.Watcher,
 		Query:    plan.query,
@@ -370,11 +370,6 @@ func (r Replays) Order(ctx context.Context, plan ReplayPlan, order ReplayOrder) 
 		Rate:     order.Rate,
 		Delivery: delivery,
 	})
-	if err != nil {
-		return ReplayInfo{}, err
-	}
-	// The stored order has the times that the server has set.
-	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}

@@ -35,11 +35,21 @@ const (
 // may not be delivered.
 var ErrReplayStalled = errors.New("the watcher does not move")
 
+// ReplayWait is what a run of a replay waits for.
+type ReplayWait int
+
+const (
+	// WaitForNothing queues everything as fast as the rate of the replay allows.
+	WaitForNothing ReplayWait = iota
+	// WaitForRoom keeps at most ReplayRun.Open envelopes queued that the relay has not sent.
+	WaitForRoom
+	// WaitUntilSent is WaitForRoom, and Run returns when all envelopes are sent.
+	WaitUntilSent
+)
+
 // ReplayRun are the options of a run of a replay.
 type ReplayRun struct {
-	// Wait keeps at most Open envelopes queued that the relay has not sent, and makes Run return
-	// when all are sent. Without Wait, everything is queued as fast as Rate allows.
-	Wait bool
+	Wait ReplayWait
 	Open int64 // defaults to DefaultReplayOpen
 	// Patience is how long Run waits for a watcher that does not move. Defaults to 30 s.
 	Patience time.Duration
@@ -47,7 +57,7 @@ type ReplayRun struct {
 	Progress func(ReplayInfo)
 }
 
-// Run continues a replay from its cursor, and returns when everything is queued and, with Wait,
+// Run continues a replay from its cursor, and returns when everything is queued and, with WaitUntilSent,
 // sent. Run may be interrupted at any moment, also by a crash, and repeated: the cursor and the
 // envelopes change in the same transaction. If two processes run the same replay, one of them gets
 // [ErrReplayMoved].
@@ -86,7 +96,7 @@ func (r Replays) Run(ctx context.Context, id string, order ReplayRun) (ReplayInf
 			return newReplayInfo(run.doc), err
 		}
 	}
-	if order.Wait {
+	if order.Wait == WaitUntilSent {
 		if err := run.waitSent(ctx); err != nil {
 			return newReplayInfo(run.doc), err
 		}
@@ -94,7 +104,7 @@ func (r Replays) Run(ctx context.Context, id string, order ReplayRun) (ReplayInf
 
 	doc, err = r.stored.Get(ctx, id)
 	info := newReplayInfo(doc)
-	if order.Wait {
+	if order.Wait == WaitUntilSent {
 		info.Outstanding = 0
 	}
 	return info, err
@@ -386,8 +396,8 @@ func (u *replayRun) queueBatch(ctx context.Context, entries []waiting.Entry, ite
 	return nil
 }
 
-// waitForRoom blocks until the rate allows further envelopes and, with Wait, until n more envelopes
-// may be queued.
+// waitForRoom blocks until the rate allows further envelopes and, unless the run waits for nothing, until n more
+// envelopes may be queued.
 func (u *replayRun) waitForRoom(ctx context.Context, n int64) error {
 	// The rate counts from the beginning, so the run catches up after a slow batch.
 	if u.doc.Rate > 0 {
@@ -397,7 +407,7 @@ func (u *replayRun) waitForRoom(ctx context.Context, n int64) error {
 		}
 	}
 
-	for u.options.Wait && u.room < n {
+	for u.options.Wait != WaitForNothing && u.room < n {
 		open, err := u.countOutstanding(ctx)
 		if err != nil {
 			return err

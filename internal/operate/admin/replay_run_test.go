@@ -128,7 +128,7 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 		}
 	})
 
-	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{Wait: true, Open: open, Progress: func(admin.ReplayInfo) {
+	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{Wait: admin.WaitUntilSent, Open: open, Progress: func(admin.ReplayInfo) {
 		queued, err := s.state.Collection("waiting").CountDocuments(t.Context(), bson.D{})
 		if err != nil {
 			t.Error(err)

@@ -72,23 +72,23 @@ func newReplayStore(state state.Database) *replayStore {
 	return &replayStore{state: state, coll: mongodb.Majority(state.Collection("replays"))}
 }
 
-// Start stores a new replay. The server sets its times.
-func (r *replayStore) Start(ctx context.Context, replay storedReplay) error {
+// Start stores a new replay, and returns it with its times, which the server sets.
+func (r *replayStore) Start(ctx context.Context, replay storedReplay) (stored storedReplay, err error) {
 	replay.State = ReplayRunning
 	raw, err := bson.Marshal(replay)
 	if err != nil {
-		return fmt.Errorf("writing replay %s: %w", replay.ID, err)
+		return stored, fmt.Errorf("writing replay %s: %w", replay.ID, err)
 	}
 
 	// An insert could contain only the time of the client.
 	times := bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}}
 	document := bson.D{{Key: "$mergeObjects", Value: bson.A{mongodb.Literal(bson.Raw(raw)), times}}}
-	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: replay.ID}},
-		mongo.Pipeline{{{Key: "$replaceWith", Value: document}}}, options.UpdateOne().SetUpsert(true))
+	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: replay.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: document}}},
+		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&stored)
 	if err != nil {
-		return mongodb.DescribeError(err, "writing replay "+replay.ID, "find, insert and update", mongodb.Namespace(r.coll))
+		return stored, mongodb.DescribeError(err, "writing replay "+replay.ID, "find, insert and update", mongodb.Namespace(r.coll))
 	}
-	return nil
+	return stored, nil
 }
 
 // Get returns a replay, or [mongodb.ErrNotFound].

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -32,6 +33,10 @@ type replayJob struct {
 	replays Replays
 }
 
+func newReplayRunner() *replayRunner {
+	return &replayRunner{wake: make(chan struct{}, 1), active: map[string]context.CancelFunc{}}
+}
+
 // ErrReplaysFull is returned for a replay if the queue of replays is full.
 var ErrReplaysFull = errors.New("too many replays are queued; cancel some or wait")
 
@@ -53,10 +58,8 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 	if _, active := r.active[j.id]; active {
 		return nil
 	}
-	for _, q := range r.queue {
-		if q.id == j.id {
-			return nil
-		}
+	if slices.ContainsFunc(r.queue, func(queued replayJob) bool { return queued.id == j.id }) {
+		return nil
 	}
 
 	r.queue = append(r.queue, j)
@@ -79,24 +82,34 @@ func (r *replayRunner) checkCapacity() error {
 	return nil
 }
 
-// cancelJob stops the replay with this id if it is active in this process.
+// cancelJob stops the replay with this id if it is active in this process, and removes it from the queue.
 func (r *replayRunner) cancelJob(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
+	r.queue = slices.DeleteFunc(r.queue, func(job replayJob) bool { return job.id == id })
 	if cancel := r.active[id]; cancel != nil {
 		cancel()
 	}
 }
 
-// runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
-// and waits for them.
-func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
+// begin reports whether the caller may run the jobs: another call may be running.
+func (r *replayRunner) begin() bool {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running {
+		return false
+	}
 	r.running = true
-	r.wake = make(chan struct{}, 1)
-	r.active = map[string]context.CancelFunc{}
-	r.mu.Unlock()
+	return true
+}
+
+// runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
+// and waits for them. It returns an error if another call runs.
+func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) error {
+	if !r.begin() {
+		return errors.New("another call of Run runs the replays of this operator")
+	}
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -116,7 +129,8 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 			}
 			wg.Go(func() {
 				defer r.finishJob(job.id)
-				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: true})
+				// A job does not wait until all envelopes are sent. It would keep other replays waiting for a topic that cannot be written.
+				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: WaitForRoom})
 				if err != nil && jobCtx.Err() == nil {
 					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "error", err)
 				}
@@ -125,7 +139,7 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-r.wake:
 		}
 	}
@@ -185,10 +199,11 @@ func (r Replays) Start(ctx context.Context, order ReplayOrder) (ReplayInfo, erro
 		return ReplayInfo{}, err
 	}
 	info, err := r.Order(ctx, plan, order)
-	if err != nil {
+	if info.ID == "" {
 		return info, err
 	}
-	return info, r.op.replays.enqueueJob(replayJob{info.ID, r})
+	// A stored replay runs, even if the audit log lacks it.
+	return info, errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r}))
 }
 
 // Resume continues an interrupted replay in this process.
@@ -250,9 +265,6 @@ func (r Replays) Cancel(ctx context.Context, id string) error {
 		return err
 	}
 
-	if err := r.op.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}}); err != nil {
-		return err
-	}
 	r.op.replays.cancelJob(id)
-	return nil
+	return r.op.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})
 }

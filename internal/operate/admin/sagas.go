@@ -153,7 +153,8 @@ func (s Sagas) findType(ctx context.Context, database, name string) (SagaType, e
 	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, mongodb.ErrNotFound)
 }
 
-// Show returns one instance. It includes the state if payload is true.
+// Show returns one instance. It includes the state if payload is true. Before, it writes an entry to the audit log, and returns an
+// error if that fails.
 func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool) (Saga, error) {
 	if _, err := s.findType(ctx, database, name); err != nil {
 		return Saga{}, err
@@ -188,9 +189,14 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 		Sequence:      instance.Sequence,
 		Held:          instance.Held,
 	}
-	if payload {
-		out.State = s.op.Redact.redactJSON(instance.State)
+	if !payload {
+		return out, nil
 	}
+
+	if err := logShown(ctx, s.op, bson.D{{Key: "collection", Value: database + "." + name}, {Key: "id", Value: id}}); err != nil {
+		return Saga{}, err
+	}
+	out.State = s.op.Redact.redactJSON(instance.State)
 	return out, nil
 }
 

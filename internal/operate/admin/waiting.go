@@ -282,8 +282,9 @@ func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, attempts Attem
 	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || effect == DryRun || out.Failed == 0 {
 		return out, err
 	}
-	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), query, bool(attempts)); err != nil || out.Done == 0 {
-		return out, err
+	// A statement that fails may have changed some.
+	if out.Done, err = waiting.RetryFailed(ctx, w.op.waiting(), query, bool(attempts)); err == nil && out.Done == 0 {
+		return out, nil
 	}
 
 	kind := failedRetried
@@ -291,5 +292,5 @@ func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, attempts Attem
 		kind = failedReset
 	}
 	fields := append(auditFields(filter), bson.E{Key: "count", Value: out.Done})
-	return out, w.op.logOutcome(ctx, kind, fields, nil)
+	return out, w.op.logOutcome(ctx, kind, fields, err)
 }

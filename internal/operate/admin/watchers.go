@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
 // KnownWatcher is a watcher of the state database.
@@ -76,7 +78,8 @@ type RemovedWatcher struct {
 
 // Remove removes the position, the registrations and the history of the operator's watcher from the state
 // database. It keeps outboxes, dead letters and the audit log. It returns [ErrInUse] while a live node
-// runs the watcher or a slot is owned, and [mongodb.ErrNotFound] if there is no such watcher.
+// runs the watcher or a slot is owned, [ErrUnsent] while events of the watcher wait, and [mongodb.ErrNotFound] if there is no
+// such watcher.
 func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, error) {
 	operator := x.op
 	out := RemovedWatcher{DryRun: dryRun, Watcher: operator.Watcher}
@@ -97,6 +100,9 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 	case len(watcher.Owned) > 0:
 		return out, fmt.Errorf("%w: slot %s of watcher %s has an owner; wait until its lease has expired", ErrInUse, watcher.Owned[0], operator.Watcher)
 	}
+	if err := x.checkSent(ctx); err != nil {
+		return out, err
+	}
 
 	if !dryRun {
 		// Logged before the first removal. Otherwise a removal that crashes would leave no entry.
@@ -109,6 +115,24 @@ func (x Watchers) Remove(ctx context.Context, dryRun bool) (RemovedWatcher, erro
 		return out, err
 	}
 	return out, operator.logOutcome(ctx, "watcher_removed", bson.D{{Key: "documents", Value: out.Documents}}, err)
+}
+
+// ErrUnsent is returned for the removal of a watcher that has events to send.
+var ErrUnsent = errors.New("its events are not sent")
+
+// checkSent returns [ErrUnsent] if an event waits, or a scheduled one is claimed: only a process of this watcher sends them.
+func (x Watchers) checkSent(ctx context.Context) error {
+	operator := x.op
+	waits, err := waiting.CountMatching(ctx, operator.waiting(), waiting.Query{Watcher: operator.Watcher})
+	if err != nil {
+		return err
+	}
+	claimed, err := waiting.CountClaimed(ctx, operator.State.Collection(waiting.ClaimsName), operator.Watcher)
+	if err != nil || waits+claimed == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: %d events of watcher %s wait, and %d scheduled ones are claimed; start a process of this watcher until all are sent",
+		ErrUnsent, waits, operator.Watcher, claimed)
 }
 
 // removeDocuments removes the documents of the watcher, or counts them in a dry run. A lease that was acquired in

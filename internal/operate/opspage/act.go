@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"crypto/rand"
 	"fmt"
 	"mime"
 	"net/http"
@@ -48,6 +49,7 @@ type question struct {
 const (
 	listField   = "_list"   // the query of the list
 	screenField = "_screen" // the path of the screen, if it is not the one to which the action belongs
+	onceField   = "_once"   // the id of a question, which is confirmed once
 )
 
 // maxForm bounds the form of an action. A payload may be as large as an envelope.
@@ -198,7 +200,7 @@ func (p *page) ask(response http.ResponseWriter, status int, request *http.Reque
 		}
 	}
 	// If the number has changed, the action shows the preview again.
-	question.Fields = append(question.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)})
+	question.Fields = append(question.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)}, row{onceField, rand.Text()})
 	call.v.Data = question
 	p.render(response, status, "confirm", "layout", call.v)
 }

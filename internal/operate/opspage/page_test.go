@@ -584,6 +584,30 @@ func TestActionsAreConfirmed(t *testing.T) {
 	}
 }
 
+// Two clicks on the button of a question send its form twice.
+func TestAQuestionIsConfirmedOnce(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 12}
+	h := newSite(d)
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}}
+	_, body := sendRequest(t, h, &operator, "POST", "/confirm/dead-discard", form)
+	once := regexp.MustCompile(`name="_once" value="(\w+)"`).FindStringSubmatch(body)
+	if once == nil {
+		t.Fatalf("the question has no id: %s", body)
+	}
+
+	form["_count"], form["_phrase"], form["_once"] = []string{"12"}, []string{"discard 12"}, once[1:]
+	for range 2 {
+		r, _ := sendRequest(t, h, &operator, "POST", "/act/dead-discard", form)
+		if _, body := sendRequest(t, h, &operator, "GET", r.Header.Get("Location"), nil); !strings.Contains(body, "12 dead letters discarded") {
+			t.Errorf("%d: %s", r.StatusCode, body)
+		}
+	}
+	if !slices.Equal(d.did, []string{"discard"}) {
+		t.Errorf("did %v", d.did)
+	}
+}
+
 // With an archive, a discard can be taken back, and letters in the archive are requeued from there.
 func TestADiscardMovesIntoTheArchive(t *testing.T) {
 	t.Parallel()

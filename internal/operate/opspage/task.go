@@ -7,10 +7,11 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/tasks"
 )
 
-// startTask starts a confirmed action. From then on, the context of call is that of the action.
+// startTask starts a confirmed action. From then on, the context of call is that of the action. If a person confirms it with two clicks, it
+// runs once.
 func (p *page) startTask(call *call, plan preview, name string) *tasks.Task {
 	slot, watcher := call.slot(), call.v.Watcher
-	order := tasks.Order{Name: call.action.title, Actor: call.who.Actor.Name, Back: call.linkResult()}
+	order := tasks.Order{Name: call.action.title, Actor: call.who.Actor.Name, Back: call.linkResult(), Once: call.q.Get(onceField)}
 	return p.tasks.Start(call.ctx, order, func(ctx context.Context, task *tasks.Task) (any, error) {
 		task.SetTotal(max(plan.Total, plan.Count, 0))
 		call.ctx, call.did = ctx, task.SetDone

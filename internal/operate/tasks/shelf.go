@@ -17,20 +17,29 @@ type Shelf[T any] struct {
 
 // Put stores an item, and returns its id. The oldest item makes room.
 func (s *Shelf[T]) Put(item T) string {
+	id := rand.Text()
+	s.PutOnce(id, item)
+	return id
+}
+
+// PutOnce stores an item under id, unless there is one. It returns the item that is stored, and whether it is the given one.
+func (s *Shelf[T]) PutOnce(id string, item T) (stored T, isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if before, known := s.byID[id]; known {
+		return before, false
+	}
 
 	if s.byID == nil {
 		s.byID = map[string]T{}
 	}
-	id := rand.Text()
 	s.byID[id] = item
 	s.order = append(s.order, id)
 	if len(s.order) > maxShelved {
 		delete(s.byID, s.order[0])
 		s.order = s.order[1:]
 	}
-	return id
+	return item, true
 }
 
 // Get returns the item with this id. It returns false if there is none any more.

@@ -22,6 +22,7 @@ type Order struct {
 	Name  string // of the action
 	Actor string
 	Back  string // of the page: link to the list from which the person acts
+	Once  string // an id of the order, so that the same order, sent twice, runs once; "" is no id
 }
 
 // Task is one action. Its functions are safe for concurrent use.
@@ -80,6 +81,7 @@ var errPanicked = errors.New("the action failed unexpectedly; the log of the pro
 type Runner struct {
 	log  *slog.Logger
 	kept Shelf[*Task]
+	once Shelf[*Task] // by actor and Order.Once
 }
 
 // NewRunner returns a runner. log gets the stack of an action that panics; nil disables logging.
@@ -90,9 +92,16 @@ func NewRunner(log *slog.Logger) *Runner {
 	return &Runner{log: log}
 }
 
-// Start runs an action for at most an hour, with the values of ctx but not its end.
+// Start runs an action for at most an hour, with the values of ctx but not its end. It returns the task of an order that was started before
+// with the same Once, by the same actor.
 func (r *Runner) Start(ctx context.Context, order Order, run func(ctx context.Context, task *Task) (any, error)) *Task {
 	task := &Task{Order: order, Began: time.Now(), ended: make(chan struct{})}
+	if order.Once != "" {
+		if begun, isNew := r.once.PutOnce(order.Actor+"\x00"+order.Once, task); !isNew {
+			return begun
+		}
+	}
+
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	go func() {
 		defer close(task.ended)

@@ -36,7 +36,7 @@ type Facts struct {
 	Nodes   []nodes.Node // nil: unknown
 
 	Node string     // this process, if it runs a relay
-	Own  []OwnSteps // the steps of this process and of its slots as they are now, which replace the stored ones of these slots
+	Own  []OwnSteps // the steps of this process and of its slots as they are now, which replace the stored ones of the slots that it owns
 
 	StepFailsAfter time.Duration // age from which a step that is repeated is a problem; default 30 s
 
@@ -145,7 +145,12 @@ func (l *list) addProblem(problem Problem) {
 	// An incident may happen again before the first one is acknowledged.
 	problem.ID = string(problem.Kind) + "/" + cmp.Or(problem.Acknowledge, problem.Object)
 	problem.Consequence = cmp.Or(problem.Consequence, spec.Consequence)
-	problem.Fix = cmp.Or(problem.Fix, spec.Fix)
+	if problem.Fix == "" {
+		problem.Fix = spec.Fix
+		if flag := l.watcherFlag(problem.Watcher); flag != "" && strings.Contains(spec.Fix, "outrelay ") {
+			problem.Fix += "; run commands with" + flag
+		}
+	}
 	if singular, found := singularUnits[problem.Unit]; found && problem.Count == 1 {
 		problem.Unit = singular
 	}
@@ -156,6 +161,14 @@ func (l *list) addProblem(problem Problem) {
 	if l.findSame(problem) == nil {
 		l.problems = append(l.problems, problem)
 	}
+}
+
+// watcherFlag returns the flag of a command that acts on a watcher, with a space before it, or "" for the configured watcher.
+func (l *list) watcherFlag(watcher string) string {
+	if watcher == "" || watcher == l.facts.Watcher {
+		return ""
+	}
+	return " --watcher " + watcher
 }
 
 // findSame returns the problem in the list with the kind and the object of another one, or nil. Two watchers may write the same topic.

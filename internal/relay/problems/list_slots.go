@@ -19,10 +19,10 @@ func (l *list) addSlot(slot *SlotStatus) {
 
 	switch {
 	case slot.Paused:
+		fix := "outrelay resume" + l.watcherFlag(slot.Name)
 		// Without the flag, the command would also end the pauses of the other slots.
-		fix := ""
 		if slot.Slot != wholeSlot {
-			fix = "outrelay resume --slot " + slot.Slot
+			fix += " --slot " + slot.Slot
 		}
 		l.addProblem(Problem{
 			Kind: Paused, Severity: Warn, Watcher: slot.Name, Object: name, Title: name + " is paused", Since: slot.PausedAt,
@@ -34,7 +34,7 @@ func (l *list) addSlot(slot *SlotStatus) {
 		l.addProblem(Problem{
 			Kind: NoOwner, Severity: Fail, Watcher: slot.Name, Object: name, Title: "No node sends for " + name, Since: l.expiredAt(slot),
 			Detail: "no process runs it: it is pinned to node " + slot.Pin + ", and other nodes wait for that node",
-			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off",
+			Fix:    "start node " + slot.Pin + ", or run outrelay pin --off" + l.watcherFlag(slot.Name),
 		})
 		return
 
@@ -62,7 +62,8 @@ func (l *list) addSlot(slot *SlotStatus) {
 		return
 	}
 
-	if !slices.ContainsFunc(l.facts.Own, func(own OwnSteps) bool { return own.Object == name && slot.Name == l.facts.Watcher }) {
+	// The facts have the steps of this process as they are now.
+	if slot.Node != l.facts.Node || slot.Name != l.facts.Watcher {
 		l.addSteps(slot.Name, name, slot.Node, slot.steps())
 	}
 
@@ -153,7 +154,7 @@ func (l *list) addIncidents(slot *SlotStatus) {
 				Since: &incident.At, Count: discarded.Events + discarded.Scheduled, Unit: "events were discarded", Acknowledge: incident.ID,
 				Detail: fmt.Sprintf("%s was dropped: %d waited, and %d were scheduled in it when they were counted last", discarded.NS, discarded.Events, discarded.Scheduled),
 				Fix: "if the drop was a mistake, restore " + discarded.NS + " from a backup: outrelay sends every restored event, also those sent before; " +
-					"on_drop: keep sends waiting events in spite of a drop; then run outrelay problems acknowledge " + incident.ID,
+					"on_drop: keep sends waiting events in spite of a drop; then run outrelay problems acknowledge " + incident.ID + l.watcherFlag(slot.Name),
 			})
 		}
 
@@ -170,7 +171,7 @@ func (l *list) addIncidents(slot *SlotStatus) {
 			Kind: LostHistoryFound, Severity: Warn, Watcher: slot.Name, Object: slot.object(), Title: "History of " + slot.object() + " was lost",
 			Since: &incident.At, Count: lost.Repeats, Unit: "events may have been sent twice", Acknowledge: incident.ID,
 			Detail: fmt.Sprintf("%s (%s); %s sent from the outboxes; repeats are flagged outrelay-redelivered", extent, lost.Reason, wereSent(lost.Swept)),
-			Fix:    "check consumers without an inbox, then run outrelay problems acknowledge " + incident.ID,
+			Fix:    "check consumers without an inbox, then run outrelay problems acknowledge " + incident.ID + l.watcherFlag(slot.Name),
 		})
 	}
 }

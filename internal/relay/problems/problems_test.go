@@ -89,6 +89,10 @@ func TestFactsAndTheirProblems(t *testing.T) {
 			Watcher: "orders", Nodes: two, Node: "n1", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
 			Own: []OwnSteps{{Object: "orders", Steps: []readiness.Problem{{Part: "lease", Text: "y", Fatal: true}}}},
 		}, []string{"fail step_fails/orders"}},
+		"the steps of a standby do not replace those of the owner": {Facts{
+			Watcher: "orders", Nodes: two, Node: "n2", Slots: of(func(s *SlotStatus) { s.Problems = []SlotProblem{{Part: "ledger", Text: "x", ForS: 31}} }).Slots,
+			Own: []OwnSteps{{Object: "orders"}},
+		}, []string{"fail write_rejected/orders"}},
 		"a gap": {of(func(s *SlotStatus) { s.Gap, s.LagS = "oplog", lagOf(100) }), []string{"warn gap_open/orders"}},
 		"oplog": {Facts{Nodes: two, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now}, Slots: []SlotStatus{
 			liveSlot(func(s *SlotStatus) { s.Slot, s.PositionAt = "0of3", ago(4*time.Hour) }),
@@ -216,6 +220,32 @@ func TestSilentNodesAreNamedWithTheirAge(t *testing.T) {
 		list := List(Facts{Now: now, Watcher: "orders", Slots: []SlotStatus{liveSlot(nil)}, Nodes: append([]nodes.Node{liveNode("n1"), liveNode("n2")}, c.nodes...)})
 		if len(list) != 1 || list[0].Detail != c.detail || list[0].Fix != c.fix || list[0].Count != int64(len(c.nodes)) {
 			t.Errorf("%+v, want %q, %q", list, c.detail, c.fix)
+		}
+	}
+}
+
+// The list has the slots of all watchers, and a command acts on the configured watcher unless it names another.
+func TestTheFixForAnotherWatcherNamesIt(t *testing.T) {
+	t.Parallel()
+	for fix, change := range map[string]func(*SlotStatus){
+		"outrelay resume --watcher bills --slot 1of2":                                 func(s *SlotStatus) { s.Paused, s.Slot = true, "1of2" },
+		"start node n7, or run outrelay pin --off --watcher bills":                    func(s *SlotStatus) { s.State, s.Pin = "no-owner", "n7" },
+		"wait; outrelay status shows the progress; run commands with --watcher bills": func(s *SlotStatus) { s.Gap = "oplog" },
+		"let the watcher continue, or make the oplog larger (replSetResizeOplog)":     func(s *SlotStatus) { s.PositionAt = ago(11 * time.Hour) },
+		"check consumers without an inbox, then run outrelay problems acknowledge 1 --watcher bills": func(s *SlotStatus) {
+			s.Incidents = []Incident{{ID: "1", Lost: &LostHistory{}}}
+		},
+	} {
+		slot := liveSlot(change)
+		slot.Name = "bills"
+		bills := liveNode("n2")
+		bills.Watchers = []string{"bills"}
+		list := List(Facts{
+			Now: now, Watcher: "orders", Slots: []SlotStatus{liveSlot(nil), slot}, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now},
+			Nodes: []nodes.Node{liveNode("n1"), liveNode("n3"), bills, bills},
+		})
+		if len(list) != 1 || list[0].Fix != fix {
+			t.Errorf("%+v, want the fix %q", list, fix)
 		}
 	}
 }

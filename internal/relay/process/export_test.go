@@ -18,6 +18,13 @@ func (r *Relay) Hasten(call time.Duration) {
 	r.shared.Pace = term.Pace{Call: call, Clean: soon, Indexes: soon, Standstill: soon, Stuck: soon}
 }
 
+// FailPart reports err as a problem of a part of the slots that only a person can fix.
+func (r *Relay) FailPart(part string, err error) {
+	for _, one := range r.slots {
+		one.State.ReportFatalProblem(part, err)
+	}
+}
+
 // Counts reports whether this process counts the documents of the watcher.
 func (r *Relay) Counts() bool { return r.counts.countedAt.Load() > 0 }
 

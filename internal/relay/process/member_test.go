@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operate/admin"
+	"github.com/outrelay/outrelay/internal/relay/process"
+	"github.com/outrelay/outrelay/internal/relay/readiness"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 )
 
@@ -132,6 +135,45 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	b.checkEntries("two", "node_started", "node_listed_again", "took_over", "released", "node_stopped")
 }
 
+// If an acquisition was rejected, for example of copied state, and another node owns the lease now, the standby can take over.
+func TestN05_AStandbyIsReadyAfterARejectedAcquisition(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("node=one")
+	b.waitOwned("one")
+
+	var standby *process.Relay
+	b.startAs(func(r *process.Relay) {
+		standby = r
+		r.FailPart("lease", errors.New("the state was copied"))
+	}, "node=two")
+	stacktest.Eventually(t, "the standby is ready", func() bool {
+		ok, phase, _ := standby.Ready()
+		return ok && phase == readiness.PhaseStandby
+	})
+}
+
+// A problem of a sweep ends with its term: the next owner sweeps.
+func TestTheProblemsOfATermEndWithIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var first *process.Relay
+	b.startAs(func(r *process.Relay) { first = r }, "node=one")
+	b.waitOwned("one")
+	b.start("node=two")
+
+	first.FailPart("sweep", errors.New("a collection cannot be read"))
+	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
+	if err := op.Lease().StepDown(t.Context(), admin.StepDownOrder{Hold: time.Hour, Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.waitOwned("two")
+	stacktest.Eventually(t, "the standby is ready", func() bool {
+		ok, phase, _ := first.Ready()
+		return ok && phase == readiness.PhaseStandby
+	})
+}
+
 func TestALostLeaseIsNoted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -206,13 +248,18 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 func TestAProcessWithoutTheRelaysTaskTakesNothingOver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	desk := b.start("node=desk", "tasks=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
+	var relay *process.Relay
+	desk := b.startAs(func(r *process.Relay) { relay = r }, "slots=2", "node=desk", "tasks=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
 	stacktest.Eventually(t, "the admin is listed", func() bool { return len(b.listNodes()) == 1 })
+	stacktest.Eventually(t, "the admin is ready", func() bool {
+		ok, phase, _ := relay.Ready()
+		return ok && phase == readiness.PhaseAdmin
+	})
 	if n := b.listNodes()[0]; n.Node != "desk" || !slices.Equal(n.Tasks, []string{"admin"}) || len(n.Watchers) != 0 {
 		t.Errorf("%+v", n)
 	}
 
-	first := b.start("node=one", "tasks=relay")
+	first := b.start("slots=2", "node=one", "tasks=relay")
 	b.waitOwned("one")
 	for _, n := range b.listNodes() {
 		if n.Node == "one" && !slices.Equal(n.Tasks, []string{"relay"}) {
@@ -223,7 +270,7 @@ func TestAProcessWithoutTheRelaysTaskTakesNothingOver(t *testing.T) {
 	if err := first(); err != nil {
 		t.Error(err)
 	}
-	b.start("node=two")
+	b.start("slots=2", "node=two")
 	// The watcher was free, so the node has it.
 	b.waitOwned("two")
 

@@ -67,6 +67,10 @@ func TestEveryQueryOfTheStateHasAnIndex(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
+	// A watcher with events that wait is not removed.
+	if _, err := b.state.Collection("waiting").DeleteMany(t.Context(), bson.D{{Key: "watcher", Value: "default"}}); err != nil {
+		t.Error(err)
+	}
 	runQuery(q, "removing the watcher", func() (any, error) { return op.Watchers().Remove(t.Context(), false) })
 }
 

@@ -184,7 +184,7 @@ func newShared(
 	shared.Nodes = nodes.NewNodes(db.Collection("nodes"))
 	shared.Registry = outboxes.NewRegistry(db.Collection("collections"))
 	shared.Divisions = divisions.New(db)
-	if cfg.Slots > 1 {
+	if cfg.Slots > 1 && cfg.HasTask(config.TaskRelay) {
 		shared.Balancer = slots.NewBalancer(cfg, db, shared.Nodes)
 	}
 	return shared, nil

@@ -67,3 +67,37 @@ func TestN28_ResliceKeepsTheOrdersToSlots(t *testing.T) {
 		t.Errorf("%s runs keys of a slot that is paused", now["0of2"].Owner)
 	}
 }
+
+// TestN28_ResliceEndsThePauseOfAKilledOne: the pause of a killed reslice ends with the next reslice, and the pause of an operator stays,
+// also if the slot was paused by the reslice before.
+func TestN28_ResliceEndsThePauseOfAKilledOne(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.waitWatchers("two slots of a", sharesAre(map[string]int{"a": 2}))
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	docs := b.state.Collection("watchers")
+	for _, id := range []string{"default/0of2", "default/1of2"} {
+		if err := lease.Pause(t.Context(), docs, id, "outrelay reslice"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := admin.Operator{State: b.state, Watcher: "default", Actor: "ann", Slot: "0of2"}
+	if err := first.Lease().Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := b.reslice(4)
+	if err != nil || !rep.Done {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+
+	for slot, by := range map[string]string{"0of4": "ann", "1of4": "ann", "2of4": "", "3of4": ""} {
+		now, _, err := lease.Read(t.Context(), docs, "default/"+slot)
+		if err != nil || now.Control.PausedBy != by || now.Control.Paused != (by != "") {
+			t.Errorf("the orders to slot %s are %+v, %v; want a pause by %q", slot, now.Control, err, by)
+		}
+	}
+}

@@ -149,6 +149,13 @@ func (s *State) ClearProblems(parts ...string) {
 	maps.DeleteFunc(s.problems, func(key problemKey, _ problem) bool { return slices.Contains(parts, key.part) })
 }
 
+// KeepProblems removes all problems except those of parts.
+func (s *State) KeepProblems(parts ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.problems, func(key problemKey, _ problem) bool { return !slices.Contains(parts, key.part) })
+}
+
 // Problem is a problem of a part, for status and metrics.
 type Problem struct {
 	Part   string

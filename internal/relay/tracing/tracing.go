@@ -33,6 +33,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
+
+	"github.com/outrelay/outrelay/internal/base/webclient"
 )
 
 // The names of the signals in metrics and logs.
@@ -142,8 +144,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 	}
 
 	// The exporters share the connections, with the certificates of this configuration.
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = e.cfg.TLS
+	transport := webclient.NewTransport(e.cfg.TLS)
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: exportTimeout}
 	about := resource.NewWithAttributes(semconv.SchemaURL,

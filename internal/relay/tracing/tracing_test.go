@@ -443,6 +443,26 @@ func TestACollectorThatFails(t *testing.T) {
 	}
 }
 
+// roundTripper is a transport of another type than that of the library.
+type roundTripper struct{ http.RoundTripper }
+
+// A service in which the relay is embedded may have replaced the transport of its process.
+func TestTheTransportOfTheServiceIsNotUsed(t *testing.T) { //nolint:paralleltest // it replaces a variable of the process
+	before := http.DefaultTransport
+	http.DefaultTransport = roundTripper{}
+	defer func() { http.DefaultTransport = before }()
+	exporter, err := New(Config{Endpoint: newCollector(t).URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := exporter.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 type locked struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -29,6 +29,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/sr"
 
+	"github.com/outrelay/outrelay/internal/base/webclient"
 	"github.com/outrelay/outrelay/pkg/codec"
 )
 
@@ -116,9 +117,7 @@ func New(address string, opts ...Option) (*Client, error) {
 		return nil, err
 	}
 
-	// The default transport stays unchanged for other clients of the process.
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = settings.tls
+	transport := webclient.NewTransport(settings.tls)
 	apiOptions := []sr.ClientOpt{sr.URLs(address), sr.UserAgent("outrelay"), sr.HTTPClient(&http.Client{Transport: transport})}
 	if settings.login != (Credentials{}) {
 		apiOptions = append(apiOptions, sr.BasicAuth(settings.login.Username, settings.login.Password))

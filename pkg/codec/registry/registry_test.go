@@ -298,6 +298,18 @@ func TestProtobufHasThePlaceOfItsMessage(t *testing.T) {
 	}
 }
 
+// roundTripper is a transport of another type than that of the library.
+type roundTripper struct{ http.RoundTripper }
+
+func TestNewIgnoresTheTransportOfTheProcess(t *testing.T) { //nolint:paralleltest // it replaces a variable of the process
+	before := http.DefaultTransport
+	http.DefaultTransport = roundTripper{}
+	defer func() { http.DefaultTransport = before }()
+	if _, err := registry.New("http://localhost:8081"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestNewListsEveryProblem(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]string{

@@ -96,7 +96,6 @@ type resliceRun struct {
 	divisions *divisions.Divisions
 
 	ids    []string // of the old slots
-	paused []string // slots that an operator had paused before
 	held   []*lease.Held
 	orders slotOrders // for the new slots
 }
@@ -133,7 +132,7 @@ func Reslice(
 		return rep, err
 	}
 
-	if err := run.replaceSlots(ctx, rep.From); err != nil {
+	if err := run.replaceSlots(ctx); err != nil {
 		return rep, err
 	}
 	rep.Done = true
@@ -230,11 +229,6 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 			"or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
 	}
 
-	// After an interrupted reslice, the slots that an operator had paused are stored with the
-	// division.
-	if division.Paused != nil {
-		r.paused = *division.Paused
-	}
 	var old []lease.Document
 	for _, id := range r.ids {
 		document, now, err := lease.Read(ctx, r.watchers, id)
@@ -254,9 +248,6 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 			moment := time.Unix(int64(at.T), 0).UTC()
 			one.Position = &moment
 		}
-		if document.Control.Paused && division.Paused == nil {
-			r.paused = append(r.paused, id)
-		}
 		rep.Slots = append(rep.Slots, one)
 	}
 	r.inheritOrders(old).addTo(&rep)
@@ -275,16 +266,7 @@ func (r *resliceRun) checkReplaceable(document *lease.Document) error {
 }
 
 // replaceSlots replaces the slots. If it fails, it restores the old slots.
-func (r *resliceRun) replaceSlots(ctx context.Context, before int) (err error) {
-	if r.paused == nil {
-		r.paused = []string{}
-	}
-	// The list of slots that an operator has paused is saved before reslice pauses the others. A
-	// repeated reslice must not treat the others as paused by an operator.
-	if err := r.divisions.Mark(ctx, r.cfg.Watcher, before, r.paused); err != nil {
-		return err
-	}
-
+func (r *resliceRun) replaceSlots(ctx context.Context) error {
 	renew, stop := context.WithCancel(ctx)
 	var renewing sync.WaitGroup
 	done := false
@@ -425,7 +407,7 @@ type slotOrders struct {
 }
 
 // inheritOrders derives the orders from the orders for the old slots (N28). Each new slot considers
-// the old slots with some of its keys. It stays paused if an operator had paused any of them. It
+// the old slots with some of its keys. It stays paused if an operator has paused any of them. It
 // avoids the node that has to stay away longest. It keeps a pin if all of them were pinned to the
 // same node. It passes over the events that one of them had to pass over.
 func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
@@ -444,7 +426,7 @@ func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 			StepDownUntil: longest.Control.StepDownUntil,
 			StepDownNode:  longest.Control.StepDownNode,
 		}
-		if i := slices.IndexFunc(had, func(document lease.Document) bool { return slices.Contains(r.paused, document.ID) }); i >= 0 {
+		if i := slices.IndexFunc(had, func(document lease.Document) bool { return document.Control.IsByOperator() }); i >= 0 {
 			control.PauseOrder = had[i].Control.PauseOrder
 		}
 		if slices.ContainsFunc(had, func(document lease.Document) bool { return document.Control.Pin != control.Pin }) {

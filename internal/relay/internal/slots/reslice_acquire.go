@@ -3,7 +3,6 @@ package slots
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +58,7 @@ func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 	defer cancel()
 	for {
 		call, stop := context.WithTimeout(ctx, pauseTimeout)
-		err := lease.Pause(call, r.watchers, id, "outrelay reslice")
+		err := lease.Pause(call, r.watchers, id, lease.ResliceActor)
 		stop()
 		if err == nil || !mongo.IsTimeout(err) && !errors.Is(err, context.DeadlineExceeded) {
 			return err
@@ -147,7 +146,7 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 }
 
 // restoreSlots releases the leases and resumes the old slots, except for the slots that an operator
-// had paused.
+// has paused.
 func (r *resliceRun) restoreSlots(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -157,15 +156,7 @@ func (r *resliceRun) restoreSlots(ctx context.Context) {
 		}
 	}
 
-	for _, id := range r.ids {
-		if slices.Contains(r.paused, id) {
-			continue
-		}
-		if err := lease.Resume(ctx, r.watchers, id); err != nil {
-			r.log.Error("cannot resume a slot; it stays paused", "slot", id, "error", err, "fix", "run `outrelay resume`")
-		}
-	}
-	if err := r.divisions.Unmark(ctx, r.cfg.Watcher); err != nil {
-		r.log.Warn("cannot remove the mark of a running reslice; the next reslice removes it", "error", err)
+	if err := lease.ResumeAfterReslice(ctx, r.watchers, r.ids); err != nil {
+		r.log.Error("cannot resume the slots; they stay paused", "error", err, "fix", "run `outrelay resume`")
 	}
 }

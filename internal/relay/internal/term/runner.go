@@ -51,7 +51,7 @@ type Shared struct {
 	Router    *routing.Router
 	Preset    *routing.Preset
 	Mapping   *envelope.Mapping // nil: the documents are envelopes of the contract
-	Balancer  *slots.Balancer   // nil for one slot
+	Balancer  *slots.Balancer   // nil for one slot, and in a process that runs no slot
 	Pool      *pipeline.Pool    // the memory of the slots
 	Exporter  *tracing.Exporter // nil unless configured
 	Pace      Pace
@@ -195,6 +195,7 @@ func NewRunner(shared *Shared, slot slot.Range, metricSet *metrics.Set) *Runner 
 			MayCreate:       division.checkRedivided,
 			MayAttempt:      mayAttempt,
 			Trouble:         reportTransactions(st),
+			OnStandby:       func() { st.ClearProblems("lease") },
 		}),
 	}
 	runner.registerGauges()

@@ -243,14 +243,12 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 
 	// Until its goroutines have ended, the term uses memory of the shared budget.
 	term.resolver.LeavePool()
-	r.State.ClearProblems(termParts...)
+	// The heartbeat of the process reports these two. All other problems were those of the term.
+	r.State.KeepProblems("mongodb reachable", "kafka reachable")
 	r.setUnwritableGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
 	return err
 }
-
-// termParts are the parts of the state that a term reports problems of.
-var termParts = []string{"kafka", "takeover", "stream", "mongodb", "ledger", "stuck", "standstill", "reconciler", "scheduled", "transactions", "purge"}
 
 // ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
 func ignoreStop(ctx context.Context, err error) error {

@@ -28,8 +28,6 @@ type Division struct {
 	Of      int            `bson:"of"`
 	Begun   []int          `bson:"begun"` // slots that have had a position
 	Start   bson.Timestamp `bson:"start"` // where all slots began; zero before the first one has begun
-	// Paused has the watcher documents that an operator had paused before a reslice. It is set while the reslice runs.
-	Paused *[]string `bson:"paused,omitempty"`
 }
 
 // Divisions is the collection `slots` of the state database. It has the number of slots of each watcher, so that
@@ -151,25 +149,6 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, slot slot.Range
 	return division.Start, nil
 }
 
-// Mark records that a reslice runs, and which documents an operator had paused before. The record of an interrupted
-// reslice stays, because that reslice has paused the documents.
-func (d *Divisions) Mark(ctx context.Context, watcher string, slotCount int, paused []string) error {
-	list := bson.D{{Key: "$literal", Value: paused}}
-	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", slotCount}}}},
-		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", list}}}},
-	}}}}
-	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
-	return describeRejection(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
-}
-
-// Unmark removes the record of Mark.
-func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
-	remove := bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}}
-	_, err := d.coll.UpdateOne(ctx, byID(watcher), remove)
-	return describeRejection(err, "noting the division of watcher "+watcher, "update", d.coll)
-}
-
 // Divide sets the number of slots to n. None of them has had a position.
 func (d *Divisions) Divide(ctx context.Context, watcher string, n int) error {
 	return d.storeDivision(ctx, watcher, n, []int{})
@@ -187,10 +166,7 @@ func (d *Divisions) DivideBegun(ctx context.Context, watcher string, n int) erro
 
 // storeDivision stores the number of slots, and the slots that have begun.
 func (d *Divisions) storeDivision(ctx context.Context, watcher string, n int, begun []int) error {
-	update := bson.D{
-		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: begun}}},
-		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
-	}
+	update := bson.D{{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: begun}}}}
 	_, err := d.coll.UpdateOne(ctx, byID(watcher), update, options.UpdateOne().SetUpsert(true))
 	return describeRejection(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
 }

@@ -304,6 +304,9 @@ func (l *Lease) noteStandingBy(reason string, epoch int64) {
 		l.cfg.Metrics.LeaseEpoch.Set(float64(epoch))
 	}
 	l.reason.Store(&reason)
+	if l.cfg.OnStandby != nil {
+		l.cfg.OnStandby()
+	}
 	if l.standby.isNew(reason, l.clock()) {
 		l.log.Info("standing by", "reason", reason, "epoch", epoch)
 	}

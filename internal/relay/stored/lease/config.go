@@ -48,6 +48,8 @@ type Config struct {
 	// Trouble, if it is not nil, is called with the error of a transaction that has failed again and again since began, and with
 	// nil once none does. It must not block.
 	Trouble func(err error, began time.Time)
+	// OnStandby, if it is not nil, is called again and again while this process waits for the lease. It must not block.
+	OnStandby func()
 	// MayAttempt is called before each attempt at a lease that seems free. pinned reports whether the lease
 	// is pinned to this node. If MayAttempt returns nil, there is no attempt now. Otherwise the attempt starts and
 	// done receives its result. If MayAttempt is nil, every attempt starts.

@@ -54,19 +54,37 @@ func (c Control) stepsDown(node string, now time.Time) bool {
 	return c.StepDownUntil.After(now) && (c.StepDownNode == "" || c.StepDownNode == node)
 }
 
-// Pause stops the watcher on all nodes until Resume. The owner drains and releases at its next renewal. A pause that exists keeps
-// its actor and its time.
+// ResliceActor is the actor of the pause of a reslice.
+const ResliceActor = "outrelay reslice"
+
+// IsByOperator reports whether an operator has paused the watcher. The pause of a reslice ends with it.
+func (p PauseOrder) IsByOperator() bool { return p.Paused && p.PausedBy != ResliceActor }
+
+// Pause stops the watcher on all nodes until Resume. The owner drains and releases at its next renewal. The pause of an operator keeps
+// its actor and its time, and replaces that of a reslice.
 func Pause(ctx context.Context, coll *mongo.Collection, id, actor string) error {
 	pause := bson.D{{Key: "paused", Value: true}, {Key: "pausedAt", Value: "$$NOW"}, {Key: "pausedBy", Value: mongodb.Literal(actor)}}
-	set := bson.D{{Key: "control", Value: op("$cond", op("$eq", "$control.paused", true), "$control", op("$mergeObjects", "$control", pause))}}
+	byOperator := op("$and", op("$eq", "$control.paused", true), op("$ne", "$control.pausedBy", ResliceActor))
+	set := bson.D{{Key: "control", Value: op("$cond", byOperator, "$control", op("$mergeObjects", "$control", pause))}}
 	return updateControl(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: set}}})
 }
 
+var endOfPause = bson.D{{Key: "$unset", Value: bson.D{
+	{Key: "control.paused", Value: ""}, {Key: "control.pausedAt", Value: ""}, {Key: "control.pausedBy", Value: ""},
+}}}
+
 // Resume ends a pause.
 func Resume(ctx context.Context, coll *mongo.Collection, id string) error {
-	return updateControl(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{
-		{Key: "control.paused", Value: ""}, {Key: "control.pausedAt", Value: ""}, {Key: "control.pausedBy", Value: ""},
-	}}})
+	return updateControl(ctx, coll, id, endOfPause)
+}
+
+// ResumeAfterReslice ends the pauses of a reslice in the documents of a watcher.
+func ResumeAfterReslice(ctx context.Context, coll *mongo.Collection, ids []string) error {
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "control.pausedBy", Value: ResliceActor}}
+	if _, err := mongodb.Majority(coll).UpdateMany(ctx, filter, endOfPause); err != nil {
+		return fmt.Errorf("ending the pause of the reslice: %w", err)
+	}
+	return nil
 }
 
 // Pin moves the watcher to node and keeps it there while node is alive. An empty node removes the pin.

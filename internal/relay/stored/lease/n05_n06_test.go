@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -251,5 +253,33 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	mustAcquire(t, a)
 	if d := time.Since(start); d < 390*time.Millisecond {
 		t.Errorf("acquired after %v, want at least 400 ms", d)
+	}
+}
+
+// A reslice that fails resumes only the slots that it has paused.
+func TestAResliceResumesOnlyItsOwnPauses(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	pausedBy := map[string]string{"orders/0of3": "ann", "orders/1of3": ResliceActor, "orders/2of3": ""}
+	for id, actor := range pausedBy {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}}); err != nil {
+			t.Fatal(err)
+		}
+		if actor == "" {
+			continue
+		}
+		if err := Pause(t.Context(), coll, id, actor); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if err := ResumeAfterReslice(t.Context(), coll, slices.Sorted(maps.Keys(pausedBy))); err != nil {
+		t.Fatal(err)
+	}
+	for id, actor := range pausedBy {
+		now, _, err := Read(t.Context(), coll, id)
+		if err != nil || now.Control.IsByOperator() != (actor == "ann") || now.Control.Paused != (actor == "ann") {
+			t.Errorf("%s, paused by %q: %+v, %v", id, actor, now.Control, err)
+		}
 	}
 }
