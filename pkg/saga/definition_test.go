@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	driverevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/sagas"
@@ -226,5 +230,34 @@ func TestDesk(t *testing.T) {
 		if calls++; !errors.Is(err, context.Canceled) || calls > 1 {
 			t.Errorf("with a context that has ended: %v, call %d", err, calls)
 		}
+	}
+}
+
+// The document of a saga may have 16 MiB, and a list a thousand of them.
+func TestAListOfSagasIsReadInParts(t *testing.T) {
+	t.Parallel()
+	var read atomic.Int64
+	monitor := &driverevent.CommandMonitor{Succeeded: func(_ context.Context, e *driverevent.CommandSucceededEvent) { read.Add(int64(len(e.Reply))) }}
+	p := placeIn(t, stacktest.Database(t, stacktest.Client(t, options.Client().SetMonitor(monitor))))
+	store := sagas.NewMongo(p.db)
+	body, err := bson.Marshal(bson.D{{Key: "state", Value: make([]byte, 4<<20)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 12 {
+		if _, err := store.Save(t.Context(), "ledgers", sagas.Record{ID: fmt.Sprint(n), Body: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	read.Store(0)
+	n := 0
+	for _, err := range saga.NewDesk(p.box).Recent(t.Context(), "ledgers") {
+		if n++; err != nil || n == 1 && read.Load() > 24<<20 {
+			t.Errorf("saga %d: %d MiB are read, want at most 24 for the first one: %v", n, read.Load()>>20, err)
+		}
+	}
+	if n != 12 {
+		t.Errorf("sagas: got %d, want 12", n)
 	}
 }

@@ -72,14 +72,12 @@ func (d *Desk) Get(ctx context.Context, ref Ref) (Snapshot, error) {
 // a tombstone. If the name is unknown, there are none. The iteration ends after an error.
 func (d *Desk) Recent(ctx context.Context, saga string) iter.Seq2[Snapshot, error] {
 	return func(yield func(Snapshot, error) bool) {
-		records, err := d.store.Recent(ctx, saga, maxRecent)
-		if err != nil {
-			yield(Snapshot{}, err)
-			return
-		}
-
-		for _, r := range records {
-			if snapshot, err := newSnapshot(saga, r); !yield(snapshot, err) || err != nil {
+		for record, err := range d.store.Recent(ctx, saga, maxRecent) {
+			var snapshot Snapshot
+			if err == nil {
+				snapshot, err = newSnapshot(saga, record)
+			}
+			if !yield(snapshot, err) || err != nil {
 				return
 			}
 		}

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/service/sagas"
+	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -179,14 +180,13 @@ func (h *handler[S]) handleInstance(
 	return true, h.releaseHeld(ctx, instance, message)
 }
 
-// releaseHeld runs the steps of the held messages whose turn has come. If such a step fails, the
-// message that arrived does not fail: it and the messages before it keep their effect. The held
-// message stays as in.doc.Stuck until another message of the sequence arrives, or another one with
-// its number.
+// releaseHeld runs the steps of the held messages whose turn has come. If such a step fails, the message that arrived does not
+// fail: it and the messages before it keep their effect. The held message stays as in.doc.Stuck until another message of the
+// sequence arrives, or another one with its number.
 //
-// An error of the server has undone the whole transaction, also the step of the message that arrived. Then releaseHeld returns an
-// error with which the transaction runs again, and leaves the held message out. A transient error, for example a write conflict,
-// does not come from the message, so only maxTransient of them in a row do the same.
+// The failed step may have written in the transaction, so releaseHeld returns an error with which the transaction runs again, and
+// leaves the held message out then. A transient error, for example a write conflict, does not come from the message, so only
+// maxTransient of them do the same.
 func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S], arrived *consumer.Message) error {
 	for !instance.completed {
 		next, ok := instance.nextHeld()
@@ -197,41 +197,38 @@ func (h *handler[S]) releaseHeld(ctx context.Context, instance *Instance[S], arr
 		message := (*consumer.Message)(&next.Message)
 		key := heldKey{instance.ID(), next.Number, arrived.Source, arrived.ID}
 
-		// The previous run has failed in this step, and its transaction was aborted.
-		failed := h.failedHeld.take(key)
+		// A previous run has failed in this step, and its transaction was aborted.
+		failed := h.failedHeld.get(key)
 		if failed.decided() {
 			instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: failed.reason}
 			return nil
 		}
 
-		err := h.runHeld(ctx, instance, message)
-		if err == nil {
-			instance.doc.Held = slices.Delete(instance.doc.Held, 0, 1)
-			instance.doc.Sequence = next.Number
-			instance.doc.Stuck = nil
-			continue
-		}
-
-		// These errors do not come from the step, so the whole message is handled again.
-		if ctx.Err() != nil || errors.Is(err, ErrConflict) {
-			return err
-		}
-
-		reason := record.Clip(err.Error(), maxStuckReason)
-		if isServerError(err) {
-			h.failedHeld.put(key, failed.add(err, reason))
+		if err := h.runHeld(ctx, instance, message); err != nil {
+			// These errors do not come from the step, so the whole message is handled again.
+			if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, ErrConflict) || errors.Is(err, codec.ErrUnavailable) {
+				return err
+			}
+			h.failedHeld.put(key, failed.add(ctx, err))
 			return &heldError{fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, message.ID, next.Number, instance.ID(), err)}
 		}
 
-		instance.doc.Stuck = &stuckMessage{Number: next.Number, Message: message.ID, Reason: reason}
-		return nil
+		instance.doc.Held = slices.Delete(instance.doc.Held, 0, 1)
+		instance.doc.Sequence = next.Number
+		instance.doc.Stuck = nil
 	}
 
 	return nil
 }
 
-// runHeld runs the step of a held message. If the step fails, the instance is restored.
-func (h *handler[S]) runHeld(ctx context.Context, instance *Instance[S], message *consumer.Message) error {
+// runHeld runs the step of a held message. A panic is an error too, because it would be that of the message that arrived.
+func (h *handler[S]) runHeld(ctx context.Context, instance *Instance[S], message *consumer.Message) (err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("panic: %v\n%s", panicked, debug.Stack())
+		}
+	}()
+
 	// The definition may have changed since the message was held.
 	rt, ok := h.saga.routes[message.Name]
 	if !ok {
@@ -241,16 +238,11 @@ func (h *handler[S]) runHeld(ctx context.Context, instance *Instance[S], message
 	if err != nil {
 		return err
 	}
-
-	// A failed step may have changed a part of the instance.
-	before, err := instance.newSavepoint()
-	if err != nil {
+	if _, err = h.runStep(ctx, instance, rt, payload, message); err != nil {
 		return err
 	}
-	if _, err = h.runStep(ctx, instance, rt, payload, message); err != nil {
-		return errors.Join(err, before.restoreTo(instance))
-	}
-	return nil
+	// A step may discard the error of a joined transaction. The commit would fail with it.
+	return outbox.CheckTransaction(ctx)
 }
 
 // runStep runs the step for message. changed reports whether the instance must be stored.

@@ -1,27 +1,29 @@
 package saga
 
 import (
+	"context"
 	"errors"
-	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
 	// maxStuckReason limits the stored error text of a held message, in bytes.
 	maxStuckReason = 512
-	// maxTransient is how many transient errors in a row leave a held message out. Without a limit, a step that never fits
+	// maxTransient is how many transient errors leave a held message out. Without a limit, a step that never fits
 	// into the lifetime of a transaction would fail the messages before it forever.
 	maxTransient = 10
 )
 
 // failures describes the runs of the step of a held message that have aborted their transactions.
 type failures struct {
-	transient int    // in a row
+	transient int
 	permanent bool   // the last error was not transient
 	reason    string // of the last one
 	at        time.Time
@@ -34,38 +36,42 @@ type heldKey struct {
 	source, arrived string
 }
 
-// failedSteps contains the failures of held messages between two runs of a transaction.
+// failedSteps contains the failures of held messages. A failure stays after the run that leaves the message out: the same
+// transaction may run once more, for example because the step of another held message fails.
 type failedSteps struct {
-	mu    sync.Mutex
-	steps map[heldKey]failures
+	mu           sync.Mutex
+	newer, older map[heldKey]failures
 }
 
-// maxRuns is longer than the runs of one transaction take. Older failures belong to a transaction that has ended, for example because
-// its partition was given back.
-const maxRuns = 5 * time.Minute
+const (
+	// maxRuns is longer than the runs of one transaction take. Older failures belong to a transaction that has ended.
+	maxRuns = 5 * time.Minute
+	// maxFailedSteps limits the memory of one process to about 10 MB.
+	maxFailedSteps = 8_000
+)
 
-// take returns the failures of a step and forgets them.
-func (f *failedSteps) take(key heldKey) failures {
+// get returns the failures of a step.
+func (f *failedSteps) get(key heldKey) failures {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.dropOldLocked()
-	found := f.steps[key]
-	delete(f.steps, key)
+	found, ok := f.newer[key]
+	if !ok {
+		found = f.older[key]
+	}
+	if time.Since(found.at) > maxRuns {
+		return failures{}
+	}
 	return found
 }
 
-// put stores the failures of a step until the next run.
+// put stores the failures of a step.
 func (f *failedSteps) put(key heldKey, failed failures) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.steps == nil {
-		f.steps = map[heldKey]failures{}
+	if f.newer == nil || len(f.newer) >= maxFailedSteps {
+		f.older, f.newer = f.newer, map[heldKey]failures{}
 	}
-	f.steps[key] = failed
-}
-
-func (f *failedSteps) dropOldLocked() {
-	maps.DeleteFunc(f.steps, func(_ heldKey, failed failures) bool { return time.Since(failed.at) > maxRuns })
+	f.newer[key] = failed
 }
 
 // heldError is the failure of the step of a held message that has aborted the transaction of another message. Its label makes the
@@ -80,23 +86,17 @@ func (e *heldError) HasErrorLabel(label string) bool { return label == labelTran
 // labelTransient is the label of the driver for errors after which a transaction runs again.
 const labelTransient = "TransientTransactionError"
 
-// add returns f with one more error of the server.
-func (f failures) add(err error, reason string) failures {
-	f.permanent, f.reason, f.at = !isTransient(err), reason, time.Now()
+// add returns f with one more error. A step that ctx has left no time for would need as long again.
+func (f failures) add(ctx context.Context, err error) failures {
+	// The stack of a panic does not fit.
+	reason, _, _ := strings.Cut(err.Error(), "\ngoroutine ")
+	f.permanent, f.reason, f.at = !isTransient(err) || ctx.Err() != nil, record.Clip(reason, maxStuckReason), time.Now()
 	f.transient++
 	return f
 }
 
 // decided reports whether the next attempt leaves the message out.
 func (f failures) decided() bool { return f.permanent || f.transient >= maxTransient }
-
-// isServerError reports whether err comes from a MongoDB server, or from the connection to it. Such an error aborts its
-// transaction.
-func isServerError(err error) bool {
-	_, labeled := errors.AsType[mongo.LabeledError](err)
-	_, server := errors.AsType[mongo.ServerError](err)
-	return labeled || server || isTransient(err)
-}
 
 // isTransient reports whether the same transaction may succeed when it runs again.
 func isTransient(err error) bool {

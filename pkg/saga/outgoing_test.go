@@ -256,7 +256,7 @@ func anyEvent(t *rapid.T) event.Event {
 	}).Draw(t, "payload")
 	opts := []event.Option{
 		event.WithKey(text.Draw(t, "key")), event.WithTopic(text.Draw(t, "topic")), event.WithPartition(rapid.Int32Range(0, 99).Draw(t, "partition")),
-		event.WithHeader(text.Draw(t, "header"), b), event.WithHeader("null", nil),
+		event.WithHeader("x-"+text.Draw(t, "header"), b), event.WithHeader("null", nil),
 		event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
 		event.WithTime(time.UnixMilli(rapid.Int64Range(1, 1e12).Draw(t, "time"))), event.WithDueAt(time.UnixMilli(1e12)), event.WithExpiry(time.UnixMilli(2e12)),
 		event.WithID(uuid.New()), event.WithID(bson.NewObjectID()), event.WithID(text.Draw(t, "id")),

@@ -181,8 +181,8 @@ func By[P any](id func(P) string) StepOption[P] {
 // this option. An early event is held in the document of the saga until all events before it have arrived. An event that was
 // handled before is ignored. An event with a number of 0 or less is handled at once.
 //
-// If the step for a held event fails, only that event stays held. It is tried again when another event of the sequence
-// arrives, or another event with its number.
+// If the step for a held event fails, only that event stays held: the transaction runs again without its step. It is tried again
+// when another event of the sequence arrives, or another event with its number.
 func Sequenced[P any](number func(P) int64) StepOption[P] {
 	return stepOption[P](func(settings *stepSettings[P]) { settings.number = number })
 }

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -44,43 +42,6 @@ type storedMessage struct {
 	Redelivered   bool            `bson:"redelivered,omitempty"`
 	Attempt       int             `bson:"attempt,omitempty"`
 	Group         string          `bson:"group,omitempty"`
-}
-
-// savepoint is a copy of the parts of an instance that a step can change.
-type savepoint[S any] struct {
-	state     bson.Raw
-	doc       document[S]
-	out       outgoing
-	completed bool
-}
-
-// newSavepoint copies the instance. The state is encoded, because it can contain pointers.
-func (in *Instance[S]) newSavepoint() (*savepoint[S], error) {
-	state, err := bson.Marshal(document[S]{State: in.State})
-	if err != nil {
-		return nil, fmt.Errorf("encoding saga %s %s: %w", in.h.saga.name, in.ID(), err)
-	}
-
-	savepoint := &savepoint[S]{state: state, doc: in.doc, out: in.out, completed: in.completed}
-	savepoint.doc.Timeouts = slices.Clone(in.doc.Timeouts)
-	savepoint.doc.Compensations = slices.Clone(in.doc.Compensations)
-	// The other slices of out only grow, so they need no copy.
-	savepoint.out.timeouts = slices.Clone(in.out.timeouts)
-	return savepoint, nil
-}
-
-// restoreTo resets the instance to the savepoint.
-func (s *savepoint[S]) restoreTo(instance *Instance[S]) error {
-	var document document[S]
-	if err := bson.Unmarshal(s.state, &document); err != nil {
-		return fmt.Errorf("decoding saga %s %s: %w", instance.h.saga.name, instance.ID(), err)
-	}
-
-	instance.State = document.State
-	instance.doc = s.doc
-	instance.out = s.out
-	instance.completed = s.completed
-	return nil
 }
 
 // compareNumber compares the number of message with n.

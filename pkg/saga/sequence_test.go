@@ -35,7 +35,9 @@ func sequence(f func(ctx context.Context, in *saga.Instance[ledger], n int64) er
 func count(context.Context, *saga.Instance[ledger], int64) error { return nil }
 
 func numberedMsg(tb testing.TB, n int64) *consumer.Message {
-	return newMessage(tb, []string{"Even", "Odd"}[n&1], "a", n)
+	m := newMessage(tb, []string{"Even", "Odd"}[n&1], "a", n)
+	m.ID = fmt.Sprint("event-", n)
+	return m
 }
 
 // model implements a sequence: hold early messages up to a limit, reject more, ignore repeated

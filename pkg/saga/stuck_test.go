@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/service/sagas"
+	"github.com/outrelay/outrelay/pkg/codec"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
@@ -19,11 +22,23 @@ import (
 // outside of the sequence. It is tried again with the next message.
 func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	for name, failure := range map[string]func(ctx context.Context, coll *mongo.Collection) error{
-		"error": func(context.Context, *mongo.Collection) error { return errors.New("poison") },
-		"error of the server, which ends the transaction": func(ctx context.Context, coll *mongo.Collection) error {
-			_, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: "there"}})
+	poison := errors.New("poison")
+	for name, failure := range map[string]func(ctx context.Context, p *place) error{
+		"error": func(context.Context, *place) error { return poison },
+		"error of the server, which ends the transaction": func(ctx context.Context, p *place) error {
+			_, err := p.db.Collection("others").InsertOne(ctx, bson.D{{Key: "_id", Value: "there"}})
 			return err
+		},
+		"error of a joined transaction": func(ctx context.Context, p *place) error {
+			return p.box.Transaction(ctx, func(context.Context) error { return poison })
+		},
+		"discarded error of a joined transaction": func(ctx context.Context, p *place) error {
+			_ = p.box.Transaction(ctx, func(context.Context) error { return poison })
+			return nil
+		},
+		"panic": func(context.Context, *place) error { panic(poison) },
+		"panic in a joined transaction": func(ctx context.Context, p *place) error {
+			return p.box.Transaction(ctx, func(context.Context) error { panic(poison) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -36,21 +51,13 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 
 			poisoned := true
 			h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
-				if n == 3 && poisoned {
-					return failure(ctx, coll)
+				if n != 3 || !poisoned {
+					return nil
 				}
-				return nil
+				_, err := coll.InsertOne(ctx, bson.D{{Key: "half", Value: true}})
+				return errors.Join(err, p.box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "a"}, "Half", event.Bytes("", nil))), failure(ctx, p))
 			}, saga.WithHeld(2)), p.box)
-			// A consumer tries a failed message again.
-			take := func(n int64) (err error) {
-				for range 3 {
-					if err = h.Handle(t.Context(), numberedMsg(t, n)); err == nil {
-						return nil
-					}
-				}
-
-				return err
-			}
+			take := func(n int64) error { return h.Handle(t.Context(), numberedMsg(t, n)) }
 
 			for _, n := range []int64{1, 3, 2, 4} {
 				if err := take(n); err != nil {
@@ -62,6 +69,10 @@ func TestAHeldMessageThatFailsHarmsNoOther(t *testing.T) {
 			if string(got.State) != `{"steps":[1,2]}` || fmt.Sprint(got.Held) != "[3 4]" || !strings.HasPrefix(got.Stuck, "number 3, message ") {
 				t.Errorf("%s, held %v, stuck %q", got.State, got.Held, got.Stuck)
 			}
+			if n, err := coll.CountDocuments(t.Context(), bson.D{}); n != 1 || err != nil {
+				t.Errorf("the failed step has left documents: %d, %v", n, err)
+			}
+			p.wantEvents(t)
 
 			gap := take(5)
 			if !errors.Is(gap, saga.ErrGap) || !strings.Contains(gap.Error(), "waits for number 3") || !strings.Contains(gap.Error(), "the step for that number fails") {
@@ -271,4 +282,98 @@ func TestAFailureOfAHeldMessageCountsForOneTransaction(t *testing.T) {
 	if got := readSnapshot(t, p.box, "ledgers", "a"); string(got.State) != `{"steps":[1,2]}` || got.Stuck != "" {
 		t.Errorf("%s, stuck %q", got.State, got.Stuck)
 	}
+}
+
+// Each failure repeats the transaction once, however many held messages fail in it.
+func TestManyHeldMessagesFailInOneTransaction(t *testing.T) {
+	t.Parallel()
+	const sagas = 5
+	p := newPlace(t)
+	h := handlerOf(t, sequence(func(_ context.Context, _ *saga.Instance[ledger], n int64) error {
+		if n == 2 {
+			return errors.New("poison")
+		}
+		return nil
+	}), p.box)
+	message := func(i int, n int64) *consumer.Message {
+		m := numberedMsg(t, n)
+		m.ID, m.Aggregate.ID = fmt.Sprint(i, n), fmt.Sprint(i)
+		return m
+	}
+	for i := range sagas {
+		mustHandle(t, h, message(i, 2))
+	}
+
+	runs := 0
+	err := p.box.Transaction(t.Context(), func(ctx context.Context) error {
+		runs++
+		for i := range sagas {
+			if err := h.Handle(ctx, message(i, 1)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil || runs != sagas+1 {
+		t.Errorf("%d runs for %d failures: %v", runs, sagas, err)
+	}
+}
+
+// The message that arrived would never have time for the held one.
+func TestAHeldMessageThatTakesTooLongIsLeftOut(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	h := handlerOf(t, sequence(func(ctx context.Context, _ *saga.Instance[ledger], n int64) error {
+		if n == 2 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}), p.box)
+	mustHandle(t, h, numberedMsg(t, 2))
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := h.Handle(ctx, numberedMsg(t, 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	mustHandle(t, h, numberedMsg(t, 1))
+	if got := readSnapshot(t, p.box, "ledgers", "a"); string(got.State) != `{"steps":[1]}` || got.Stuck == "" {
+		t.Errorf("%s, stuck %q", got.State, got.Stuck)
+	}
+}
+
+// An outage of a schema registry is not the fault of the held message. No later message may come that would release it.
+func TestAHeldMessageWaitsForItsCodec(t *testing.T) {
+	t.Parallel()
+	box := memoryBox(t)
+	registry := &fakeRegistry{Codec: codec.JSON()}
+	s := saga.Define[ledger]("ledgers")
+	saga.StartOrOn(s, event.Type[int64]{Aggregate: "order", Name: "Odd", Codec: registry}, count, inSequence())
+	saga.StartOrOn(s, event.Type[int64]{Aggregate: "order", Name: "Even", Codec: registry}, count, inSequence())
+	h := handlerOf(t, s, box)
+	mustHandle(t, h, numberedMsg(t, 2))
+
+	registry.away = "2"
+	if err := h.Handle(t.Context(), numberedMsg(t, 1)); !errors.Is(err, codec.ErrUnavailable) {
+		t.Errorf("while the registry is away: %v", err)
+	}
+	registry.away = ""
+	mustHandle(t, h, numberedMsg(t, 1))
+	if got := readSnapshot(t, box, "ledgers", "a"); got.Sequence != 2 || got.Stuck != "" {
+		t.Errorf("handled up to %d, stuck %q", got.Sequence, got.Stuck)
+	}
+}
+
+// fakeRegistry is a codec that cannot decode one payload for now.
+type fakeRegistry struct {
+	codec.Codec
+	away string
+}
+
+func (r *fakeRegistry) Decode(ctx context.Context, data []byte, into any) error {
+	if string(data) == r.away {
+		return codec.ErrUnavailable
+	}
+	return r.Codec.Decode(ctx, data, into)
 }

@@ -40,10 +40,10 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 	return nil
 }
 
-// newClient returns a client for the plain listeners, and the function that closes it.
-func (s *Stack) newClient() (client *kafka.Client, closeClient func()) {
+// newClient returns a client of the brokers, and the function that closes it.
+func newClient(brokers []string) (client *kafka.Client, closeClient func()) {
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
-	client = &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	client = &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
 	return client, tr.CloseIdleConnections
 }
 
@@ -77,7 +77,7 @@ func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, partiti
 
 	var read kafka.Partition
 	err := retryWhile(ctx, func() (err error) {
-		cl, done := s.newClient()
+		cl, done := newClient(s.Brokers())
 		defer done()
 		read, err = readPartition(ctx, cl, topic, partition)
 		return err
@@ -127,7 +127,7 @@ func (s *Stack) MoveLeader(ctx context.Context, topic string, partition, leader 
 		return err
 	}
 
-	cl, done := s.newClient()
+	cl, done := newClient(s.Brokers())
 	defer done()
 
 	// The first replica is the preferred leader.
@@ -186,20 +186,20 @@ func (s *Stack) brokerByID(id int) *Member {
 
 // SetTopic changes one setting of a topic, by Kafka's name. An empty value restores the default of the brokers. It
 // blocks until a broker reports the change.
-func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
+func SetTopic(ctx context.Context, brokers []string, topic, setting, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 
 	// A broker without a controller rejects the request for a while.
 	err := retryWhile(ctx, func() error {
-		cl, done := s.newClient()
+		cl, done := newClient(brokers)
 		defer done()
 		return alterTopic(ctx, cl, topic, setting, value)
 	}, isTransient)
 
 	if err == nil {
 		err = retryWhile(ctx, func() error {
-			cl, done := s.newClient()
+			cl, done := newClient(brokers)
 			defer done()
 			return hasSetting(ctx, cl, topic, setting, value)
 		}, func(err error) bool { return errors.Is(err, errNotApplied) || isTransient(err) })

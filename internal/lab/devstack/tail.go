@@ -184,7 +184,7 @@ func closed(data protocol.Bytes) error {
 // CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns
 // an error.
 func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
-	cl, done := s.newClient()
+	cl, done := newClient(s.Brokers())
 	defer done()
 	if partitions < 1 || partitions > math.MaxInt32 || replicas < 1 || replicas > len(s.brokers) {
 		return fmt.Errorf("creating topic %s: %d partitions with %d replicas are not possible on %d brokers",

@@ -15,7 +15,7 @@ func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 		return nil
 	}
 
-	cl, done := s.newClient()
+	cl, done := newClient(s.Brokers())
 	defer done()
 
 	var res *kafka.DeleteTopicsResponse

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -172,28 +173,31 @@ func (s *sagaStore) wrapError(doing, name string, record sagas.Record, err error
 	return fmt.Errorf("%s saga %s %s: %w", doing, name, sagas.FormatID(record.ID), err)
 }
 
-// Recent returns the records that were changed last: see sagas.Store.
-func (s *sagaStore) Recent(ctx context.Context, name string, limit int) (list []sagas.Record, err error) {
-	if limit <= 0 {
-		return nil, nil
-	}
+// Recent iterates over the records that were changed last: see sagas.Store.
+func (s *sagaStore) Recent(ctx context.Context, name string, limit int) iter.Seq2[sagas.Record, error] {
+	return func(yield func(sagas.Record, error) bool) {
+		list, err := readSnapshot(ctx, s.db, func(tx *tx) (list []sagas.Record) {
+			for key := range rowsOf[*sagas.Record](tx, s.sagaTable(name)) {
+				if record := s.findRecord(tx, name, key); record != nil {
+					list = append(list, cloneSagaRecord(record))
+				}
+			}
+			return list
+		})
+		if err != nil {
+			yield(sagas.Record{}, fmt.Errorf("listing sagas of %s: %w", name, err))
+			return
+		}
 
-	list, err = readSnapshot(ctx, s.db, func(tx *tx) (list []sagas.Record) {
-		for key := range rowsOf[*sagas.Record](tx, s.sagaTable(name)) {
-			if record := s.findRecord(tx, name, key); record != nil {
-				list = append(list, cloneSagaRecord(record))
+		slices.SortStableFunc(list, func(a, b sagas.Record) int {
+			return cmp.Compare(b.UpdatedAt.UnixMilli(), a.UpdatedAt.UnixMilli())
+		})
+		for _, record := range list[:min(max(limit, 0), len(list))] {
+			if !yield(record, nil) {
+				return
 			}
 		}
-		return list
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listing sagas of %s: %w", name, err)
 	}
-
-	slices.SortStableFunc(list, func(a, b sagas.Record) int {
-		return cmp.Compare(b.UpdatedAt.UnixMilli(), a.UpdatedAt.UnixMilli())
-	})
-	return list[:min(limit, len(list))], nil
 }
 
 // Prepare stores the type of a saga: see sagas.Store.

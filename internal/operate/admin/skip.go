@@ -111,14 +111,10 @@ func (r Recovery) findSkippedPos(ctx context.Context, skip lease.Skip, eventID b
 	pos := outboxes.PosAt(skip.At)
 	passed := pos
 	for _, id := range ids {
-		err := lease.CheckSkip(ctx, r.op.watcherDocuments(), id, skip)
+		doc, err := lease.CheckSkip(ctx, r.op.watcherDocuments(), id, skip)
 		if errors.Is(err, lease.ErrManySkips) {
 			return "", invalidRequest("%v", err)
 		}
-		if err != nil {
-			return "", err
-		}
-		doc, _, err := lease.Read(ctx, r.op.watcherDocuments(), id)
 		if err != nil {
 			return "", err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/google/uuid"
@@ -159,32 +160,31 @@ func (s *Mongo) wrapError(doing, saga string, record Record, err error) error {
 	return fmt.Errorf("%s saga %s %s: %w", doing, saga, FormatID(record.ID), err)
 }
 
-// Recent returns the records that were changed last: see Store.Recent. It sorts the whole
+// Recent iterates over the records that were changed last: see Store.Recent. It sorts the whole
 // collection, because an index would add cost to each step.
-func (s *Mongo) Recent(ctx context.Context, saga string, limit int) ([]Record, error) {
-	if limit <= 0 {
-		return nil, nil
-	}
-
-	cur, err := cursor.Find(ctx, s.sagaCollection(saga), bson.D{}, options.Find().
-		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).
-		SetLimit(int64(limit)).
-		SetAllowDiskUse(true))
-	raws, err := cursor.All[bson.Raw](ctx, "listing sagas of "+saga, cur, err)
-	if err != nil {
-		return nil, err
-	}
-
-	list := make([]Record, 0, len(raws))
-	for _, raw := range raws {
-		record, err := decodeRecord(raw)
-		if err != nil {
-			return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
+func (s *Mongo) Recent(ctx context.Context, saga string, limit int) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		if limit <= 0 {
+			return
 		}
-		list = append(list, record)
-	}
 
-	return list, nil
+		doing := "listing sagas of " + saga
+		cur, err := cursor.Find(ctx, s.sagaCollection(saga), bson.D{}, options.Find().
+			SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).
+			SetLimit(int64(limit)).
+			SetAllowDiskUse(true))
+		for raw, err := range cursor.Each[bson.Raw](ctx, doing, cur, err) {
+			var record Record
+			if err == nil {
+				if record, err = decodeRecord(raw); err != nil {
+					err = fmt.Errorf("%s: %w", doing, err)
+				}
+			}
+			if !yield(record, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // Prepare creates the collection and its TTL index for tombstones, and stores the type: see

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -98,8 +99,9 @@ type Store interface {
 	// The version is checked as in Save. With version 0 and no tombstone, Complete does nothing.
 	Complete(ctx context.Context, saga string, r Record, keep time.Duration) error
 
-	// Recent returns at most limit records, the last changed first. They include tombstones.
-	Recent(ctx context.Context, saga string, limit int) ([]Record, error)
+	// Recent iterates over at most limit records, the last changed first. They include tombstones. It ends after the first error, and
+	// does not need memory for all of them.
+	Recent(ctx context.Context, saga string, limit int) iter.Seq2[Record, error]
 
 	// Prepare creates everything that a saga needs before its first message, and stores its type
 	// unless the name is stored already. It returns the stored type, which may have another owner or

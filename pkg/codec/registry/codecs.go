@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"reflect"
 	"slices"
 
@@ -276,32 +277,52 @@ var jsonFormat = format[*jsonschema.Schema]{
 	},
 }
 
+// rootAddress is the address of a schema without an $id. It has no path, so no name of a reference leads to it.
+var rootAddress = &url.URL{Scheme: "registry", Host: "schema"}
+
 // compileJSON compiles a schema with those to which it refers. It loads nothing from elsewhere.
 func compileJSON(ctx context.Context, client *Client, schema sr.Schema) (*jsonschema.Schema, error) {
-	const root = "schema.json"
 	compiler := jsonschema.NewCompiler()
 	// A schema from the network could make the service load files and addresses of its choice.
 	compiler.UseLoader(noLoader{})
 
-	add := func(name, definition string) error {
+	// The names of references are relative to the $id of the schema, as the references in it are.
+	var root struct {
+		ID string `json:"$id"`
+	}
+	_ = json.Unmarshal([]byte(schema.Schema), &root) // true is a schema too
+	base, err := rootAddress.Parse(root.ID)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its $id: %w", ErrSchema, err)
+	}
+
+	add := func(address *url.URL, definition string) error {
 		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(definition)))
 		if err == nil {
-			err = compiler.AddResource(name, doc)
+			err = compiler.AddResource(address.String(), doc)
 		}
-		if err != nil {
+		// The compiler has the schemas of schemas already.
+		if err != nil && !errors.As(err, new(*jsonschema.ResourceExistsError)) {
 			return fmt.Errorf("%w: %w", ErrSchema, err)
 		}
 		return nil
 	}
 
-	if err := client.eachReference(ctx, schema, add); err != nil {
+	err = client.eachReference(ctx, schema, func(name, definition string) error {
+		address, err := base.Parse(name)
+		if err != nil {
+			return fmt.Errorf("%w: the name of a reference: %w", ErrSchema, err)
+		}
+		return add(address, definition)
+	})
+	if err != nil {
 		return nil, err
 	}
-	if err := add(root, schema.Schema); err != nil {
+	if err := add(rootAddress, schema.Schema); err != nil {
 		return nil, err
 	}
 
-	compiled, err := compiler.Compile(root)
+	compiled, err := compiler.Compile(rootAddress.String())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSchema, err)
 	}

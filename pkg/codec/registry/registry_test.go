@@ -261,6 +261,84 @@ func TestJSONIsValidatedInBothDirections(t *testing.T) {
 	}
 }
 
+// Each of these schemas refers to a schema of money in its own way.
+func TestJSONSchemaResolvesReferences(t *testing.T) {
+	t.Parallel()
+	const money = `{"$schema":"http://json-schema.org/draft-07/schema#","type":"integer","minimum":0}`
+	refer := func(to string) string { return `{"properties":{"cents":{"$ref":"` + to + `"}}}` }
+	moneyAs := func(name string) []sr.SchemaReference {
+		return []sr.SchemaReference{{Name: name, Subject: "money", Version: 1}}
+	}
+
+	for name, schema := range map[string]sr.Schema{
+		"by name":     {Schema: refer("money.json"), References: moneyAs("money.json")},
+		"by address":  {Schema: refer("https://example.com/money.json"), References: moneyAs("https://example.com/money.json")},
+		"like a root": {Schema: refer("schema.json"), References: moneyAs("schema.json")},
+		"relative to the $id": {
+			Schema:     strings.Replace(refer("money.json"), "{", `{"$id":"https://example.com/schemas/order.json",`, 1),
+			References: moneyAs("money.json"),
+		},
+		"twice": {Schema: refer("net"), References: []sr.SchemaReference{
+			{Name: "net", Subject: "net", Version: 1}, {Name: "gross", Subject: "gross", Version: 1},
+		}},
+		"with the schema of schemas": {Schema: refer("money.json"), References: append(
+			moneyAs("money.json"), sr.SchemaReference{Name: "http://json-schema.org/draft-07/schema", Subject: "money", Version: 1},
+		)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t)
+			f.SeedSchema("money", 1, 1, sr.Schema{Schema: money, Type: sr.TypeJSON})
+			f.SeedSchema("net", 1, 2, sr.Schema{Schema: `{"$ref":"money"}`, Type: sr.TypeJSON, References: moneyAs("money")})
+			f.SeedSchema("gross", 1, 3, sr.Schema{Schema: `{"$ref":"money"}`, Type: sr.TypeJSON, References: moneyAs("money")})
+			schema.Type = sr.TypeJSON
+			f.SeedSchema("orders-value", 1, 4, schema)
+
+			orders, err := f.client(t).JSONSchema(t.Context(), registry.Schema{Subject: "orders-value"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got order
+			if err := orders.Decode(t.Context(), mustEncode(t, orders, order{Cents: 5}), &got); err != nil || got.Cents != 5 {
+				t.Errorf("decoded: got %+v, %v", got, err)
+			}
+			if _, err := orders.Encode(order{Cents: -5}); !errors.Is(err, registry.ErrSchema) {
+				t.Errorf("an invalid value: got %v, want ErrSchema", err)
+			}
+		})
+	}
+}
+
+// The registry was not asked, or a person has deleted a version that payloads still have.
+func TestNoFaultOfThePayloadIsErrSchema(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	orders := sr.Schema{
+		Schema:     `{"type":"record","name":"Order","fields":[{"name":"total","type":"Money"}]}`,
+		References: []sr.SchemaReference{{Name: "Money", Subject: "money", Version: 1}},
+	}
+	f.SeedSchema("money", 1, 1, sr.Schema{Schema: `{"type":"record","name":"Money","fields":[{"name":"cents","type":"long"}]}`})
+	f.SeedSchema("orders-value", 1, 2, orders)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, f.URL()+"/subjects/money/versions/1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+
+	c := f.client(t)
+	if _, err := c.Avro(t.Context(), registry.Schema{Subject: "orders-value"}); err != nil {
+		t.Errorf("a deleted reference (%s): %v", response.Status, err)
+	}
+	f.status.Store(http.StatusNotFound)
+	if _, err := c.Avro(t.Context(), registry.Schema{Subject: "orders-value"}); !errors.Is(err, codec.ErrUnavailable) {
+		t.Errorf("a proxy without a registry: got %v, want ErrUnavailable", err)
+	}
+}
+
 func TestProtobufHasThePlaceOfItsMessage(t *testing.T) {
 	t.Parallel()
 	f := newFake(t)

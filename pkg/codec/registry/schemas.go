@@ -65,31 +65,31 @@ func (c *Client) schemaByID(ctx context.Context, id int) (sr.Schema, error) {
 	})
 }
 
-// maxReferenceDepth bounds the references between schemas. A registry contains no cycles.
-const maxReferenceDepth = 20
-
-// eachReference calls visit for the schemas to which schema refers, deepest first.
+// eachReference calls visit for the schemas to which schema refers, deepest first. If several have one name, only the first of them
+// counts, as in Confluent's clients: most often two schemas refer to a common one.
 func (c *Client) eachReference(ctx context.Context, schema sr.Schema, visit func(name, definition string) error) error {
-	return c.walkReferences(ctx, schema, 0, visit)
+	return c.walkReferences(ctx, schema, map[string]bool{}, visit)
 }
 
-func (c *Client) walkReferences(ctx context.Context, schema sr.Schema, depth int, visit func(name, definition string) error) error {
-	// References may form a circle in a registry that does not check them.
-	if depth > maxReferenceDepth {
-		return fmt.Errorf("%w: its references are more than %d schemas deep", ErrSchema, maxReferenceDepth)
-	}
-
+func (c *Client) walkReferences(ctx context.Context, schema sr.Schema, visited map[string]bool, visit func(name, definition string) error) error {
 	for _, r := range schema.References {
+		// References may also form a circle.
+		if visited[r.Name] {
+			continue
+		}
+		visited[r.Name] = true
+
 		var found sr.SubjectSchema
 		err := c.request(ctx, func(ctx context.Context) (err error) {
-			found, err = c.api.SchemaByVersion(ctx, r.Subject, r.Version)
+			// Payloads outlive the versions that a person deletes. Their ids stay valid, so their references do too.
+			found, err = c.api.SchemaByVersion(sr.WithParams(ctx, sr.ShowDeleted), r.Subject, r.Version)
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("registry: reading version %d of subject %q: %w", r.Version, r.Subject, err)
 		}
 
-		if err := c.walkReferences(ctx, found.Schema, depth+1, visit); err != nil {
+		if err := c.walkReferences(ctx, found.Schema, visited, visit); err != nil {
 			return err
 		}
 		if err := visit(r.Name, found.Schema.Schema); err != nil {
@@ -118,8 +118,8 @@ func (c *Client) request(ctx context.Context, callback func(ctx context.Context)
 		return nil
 	case !errors.As(err, &response):
 		return fmt.Errorf("%w: %w", codec.ErrUnavailable, err)
-	// A missing schema may be registered later, and is reported apart for the hint.
-	case response.StatusCode == http.StatusNotFound:
+	// A missing schema may be registered later, and is reported apart for the hint. Without a code, the response comes from a proxy.
+	case response.StatusCode == http.StatusNotFound && response.ErrorCode != 0:
 		return fmt.Errorf("%w: %w", errUnknown, err)
 	case response.StatusCode == http.StatusConflict || response.StatusCode == http.StatusUnprocessableEntity:
 		return fmt.Errorf("%w: the registry rejects it: %w", ErrSchema, err)

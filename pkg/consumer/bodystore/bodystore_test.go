@@ -117,29 +117,63 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 
 	started := time.Now()
 	g.now = func() time.Time { return started.Add(30 * time.Minute) }
-	if n, err := g.sweep(ctx, 10); n != 0 || err != nil {
+	if n, err := g.sweep(ctx); n != 0 || err != nil {
 		t.Fatalf("before their time: swept %d, %v", n, err)
 	}
 	g.now = func() time.Time { return started.Add(time.Hour + 10*time.Second) }
-	if n, err := g.sweep(ctx, 2); n != 2 || err != nil {
-		t.Fatalf("with a limit of two: swept %d, %v", n, err)
+	if n, err := g.sweep(ctx); n != len(refs) || err != nil {
+		t.Fatalf("after their time: swept %d, %v", n, err)
 	}
 	if _, err := g.Get(ctx, refs[0], 1); !errors.Is(err, ErrGone) {
 		t.Errorf("the oldest: %v", err)
-	}
-	if _, err := g.Get(ctx, refs[2], 1); err != nil {
-		t.Errorf("the latest: %v", err)
 	}
 	// The remains of an upload that never ended.
 	if _, err := g.bucket.GetChunksCollection().InsertOne(ctx, bson.D{{Key: "files_id", Value: bson.NewObjectID()}, {Key: "n", Value: 0}, {Key: "data", Value: []byte("x")}}); err != nil {
 		t.Fatal(err)
 	}
 	g.now = func() time.Time { return started.Add(26 * time.Hour) }
-	if n, err := g.sweep(ctx, 10); n != 1 || err != nil {
+	if n, err := g.sweep(ctx); n != 0 || err != nil {
 		t.Fatalf("a day later: swept %d, %v", n, err)
 	}
 	if n, err := g.bucket.GetChunksCollection().CountDocuments(ctx, bson.D{}); n != 0 || err != nil {
 		t.Errorf("%d chunks left, %v", n, err)
+	}
+}
+
+// However many bodies expire in an hour, a sweep deletes all of them. Otherwise a busy bucket would grow without a bound.
+func TestASweepLeavesNothingThatHasExpired(t *testing.T) {
+	t.Parallel()
+	g, _ := newBodies(t)
+	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
+	old := time.Now().Add(-2 * g.ttl)
+	var bodies, parts []any
+	for n := range 1100 {
+		id := bson.NewObjectIDFromTimestamp(old)
+		id[11], id[10] = byte(n), byte(n>>8)
+		bodies = append(bodies, bson.D{{Key: "_id", Value: id}})
+		// The chunks of a failed upload have no file.
+		if n < 250 {
+			parts = append(parts, bson.D{{Key: "_id", Value: id}, {Key: "files_id", Value: bson.NewObjectID()}})
+		}
+	}
+	if _, err := files.InsertMany(t.Context(), bodies); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chunks.InsertMany(t.Context(), parts); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	stacktest.Eventually(t, "the first sweep deletes everything", func() bool {
+		left, err := files.CountDocuments(t.Context(), bson.D{})
+		leftParts, err2 := chunks.CountDocuments(t.Context(), bson.D{})
+		return err == nil && err2 == nil && left+leftParts == 0
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

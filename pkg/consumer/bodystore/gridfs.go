@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -143,115 +144,93 @@ func (g *GridFS) Get(ctx context.Context, ref string, size int) ([]byte, error) 
 // sweepBatch is how many bodies a sweep deletes with one statement.
 const sweepBatch = 100
 
-// sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
-// deleted. It also deletes the chunks of uploads that never finished.
-func (g *GridFS) sweep(ctx context.Context, limit int) (int, error) {
+// sweep deletes all bodies that are older than the time to live, oldest first, and the chunks of uploads that never finished. It returns the
+// number of bodies that it deleted.
+func (g *GridFS) sweep(ctx context.Context) (swept int, err error) {
 	if g.ttl < 0 {
 		return 0, nil
 	}
-
 	ctx = withoutSession(ctx)
 	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
 
-	// An ObjectID begins with its creation time, so ids compare like times.
-	oldest := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl))
-	expired := bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: oldest}}}}
-
-	total := 0
-	for total < limit {
-		ids, err := g.findIDs(ctx, files, mongo.Pipeline{
-			{{Key: "$match", Value: expired}},
-			{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
-			{{Key: "$limit", Value: min(sweepBatch, limit-total)}},
-			{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
-		})
-		if err != nil {
-			return total, g.wrapSweepError(err)
-		}
-		if len(ids) == 0 {
-			break
-		}
-
+	swept, err = g.deleteInBatches(ctx, files, g.ttl, nil, func(ids bson.D) error {
 		// Chunks are deleted first. After a crash in between, the next sweep finds a file without chunks easily. Chunks
 		// without a file are harder to find.
-		in := bson.D{{Key: "$in", Value: ids}}
-		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: in}}); err != nil {
-			return total, g.wrapSweepError(err)
+		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: ids}}); err != nil {
+			return err
 		}
-		if _, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: in}}); err != nil {
-			return total, g.wrapSweepError(err)
-		}
-		total += len(ids)
-	}
-
-	return total, g.sweepOrphans(ctx)
-}
-
-// sweepOrphans deletes chunks of uploads that never finished: chunks without a file.
-func (g *GridFS) sweepOrphans(ctx context.Context) error {
-	chunks := g.bucket.GetChunksCollection()
-	// A day more than the bodies: an upload that still runs has chunks without a file.
-	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
-
-	ids, err := g.findIDs(ctx, chunks, mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: cut}}}}}},
-		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
-		{{Key: "$limit", Value: sweepBatch}},
-		{{Key: "$lookup", Value: bson.D{
-			{Key: "from", Value: g.name + ".files"},
-			{Key: "localField", Value: "files_id"},
-			{Key: "foreignField", Value: "_id"},
-			{Key: "as", Value: "file"},
-		}}},
-		{{Key: "$match", Value: bson.D{{Key: "file", Value: bson.A{}}}}},
-		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
+		_, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: ids}})
+		return err
 	})
-	if err == nil && len(ids) > 0 {
-		_, err = chunks.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
+	if err == nil {
+		// A day more than the bodies: an upload that still runs has chunks without a file. All other chunks of that age are deleted by
+		// now, so the server looks only at orphans.
+		_, err = g.deleteInBatches(ctx, chunks, g.ttl+24*time.Hour, mongo.Pipeline{
+			{{Key: "$lookup", Value: bson.D{
+				{Key: "from", Value: g.name + ".files"},
+				{Key: "localField", Value: "files_id"},
+				{Key: "foreignField", Value: "_id"},
+				{Key: "as", Value: "file"},
+			}}},
+			{{Key: "$match", Value: bson.D{{Key: "file", Value: bson.A{}}}}},
+		}, func(ids bson.D) error {
+			_, err := chunks.DeleteMany(ctx, bson.D{{Key: "_id", Value: ids}})
+			return err
+		})
 	}
 	if err != nil {
-		return g.wrapSweepError(err)
+		return swept, fmt.Errorf("sweeping bucket %s: %w", g.name, err)
 	}
-	return nil
+	return swept, nil
 }
 
-func (g *GridFS) wrapSweepError(err error) error {
-	return fmt.Errorf("sweeping bucket %s: %w", g.name, err)
+// deleteInBatches calls remove with a condition for the ids of the documents of coll that are older than age and that stages return, until
+// there are none. It returns their number.
+func (g *GridFS) deleteInBatches(
+	ctx context.Context, coll *mongo.Collection, age time.Duration, stages mongo.Pipeline, remove func(ids bson.D) error,
+) (removed int, err error) {
+	// An ObjectID begins with its creation time, so ids compare like times.
+	oldest := bson.NewObjectIDFromTimestamp(g.now().Add(-age))
+	pipeline := slices.Concat(mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: oldest}}}}}},
+		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+		{{Key: "$project", Value: bson.D{{Key: "files_id", Value: 1}}}},
+	}, stages, mongo.Pipeline{{{Key: "$limit", Value: sweepBatch}}})
+
+	for {
+		ids, err := g.findIDs(ctx, coll, pipeline)
+		if err != nil || len(ids) == 0 {
+			return removed, err
+		}
+		if err := remove(bson.D{{Key: "$in", Value: ids}}); err != nil {
+			return removed, err
+		}
+		removed += len(ids)
+	}
 }
 
 // findIDs returns the ids of the documents that the pipeline returns.
 func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, stages mongo.Pipeline) ([]bson.ObjectID, error) {
 	cur, err := cursor.Aggregate(ctx, coll, stages)
-	if err != nil {
-		return nil, err
-	}
-
-	var docs []struct {
+	docs, err := cursor.All[struct {
 		ID bson.ObjectID `bson:"_id"`
-	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, err
-	}
+	}](ctx, "reading ids", cur, err)
 
 	ids := make([]bson.ObjectID, len(docs))
 	for i, d := range docs {
 		ids[i] = d.ID
 	}
-	return ids, nil
+	return ids, err
 }
 
-// The sweeps of Run.
-const (
-	sweepInterval = time.Hour
-	sweepLimit    = 1000
-)
+// sweepInterval is the time between two sweeps of Run.
+const sweepInterval = time.Hour
 
-// Run deletes bodies that are older than the time to live, at most 1,000 every hour. It blocks until ctx
-// ends, and then returns nil. A failed sweep is logged, and the next one tries again. Several processes
-// may run it.
+// Run deletes the bodies that are older than the time to live, every hour. It blocks until ctx ends, and then returns nil. A failed sweep is
+// logged, and the next one tries again. Several processes may run it.
 func (g *GridFS) Run(ctx context.Context) error {
 	for {
-		if n, err := g.sweep(ctx, sweepLimit); err != nil && ctx.Err() == nil {
+		if n, err := g.sweep(ctx); err != nil && ctx.Err() == nil {
 			g.log.WarnContext(ctx, "sweeping claim check bodies fails; the next sweep tries again",
 				"bucket", g.name, "swept", n, "error", err)
 		}

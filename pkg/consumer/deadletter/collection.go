@@ -224,7 +224,19 @@ func (c *collection) findOrdered(ctx context.Context, query Query, order listing
 		opts.SetProjection(bson.D{{Key: "value", Value: 0}})
 	}
 	cur, err := cursor.Find(ctx, c.coll, filter, opts)
-	return cursor.All[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err)
+	var page []Letter
+	bytes := 0
+	for letter, err := range cursor.Each[Letter](ctx, "listing dead letters of "+c.coll.Name(), cur, err) {
+		if err != nil {
+			return nil, err
+		}
+		page = append(page, letter)
+		// Whole letters may have a gigabyte.
+		if bytes += letter.countRecordBytes(); bytes >= pageBytes {
+			break
+		}
+	}
+	return page, nil
 }
 
 // Count counts the letters that query selects.

@@ -6,7 +6,7 @@
 //
 // Order: lists have the newest letter first, and a requeue takes the oldest first. Blocking: each method blocks until
 // MongoDB responds, and a method that changes many letters may be repeated after an error. Cost: a list reads an index
-// and one page at a time. A requeue is one transaction for each letter.
+// and one page of up to 100 letters or 24 MiB at a time. A requeue is one transaction for up to 100 letters.
 package deadletter
 
 import (
@@ -53,7 +53,8 @@ type store interface {
 	// Get reads one letter, whole. It returns ErrNotFound if there is none.
 	Get(ctx context.Context, id ID) (Letter, error)
 	// FindLatest returns the latest letters that q selects. If after is not nil, they follow the place of its ID and GivenUpAt.
-	// FindLatest may leave out large values, leaves out all with q.NoValues, and ignores q.After.
+	// FindLatest may leave out large values, leaves out all with q.NoValues, and ignores q.After. It may end with the letter that
+	// reaches pageBytes.
 	FindLatest(ctx context.Context, q Query, after *Letter, limit int) ([]Letter, error)
 	// FindOldest is FindLatest in the opposite order.
 	FindOldest(ctx context.Context, q Query, after *Letter, limit int) ([]Letter, error)
@@ -161,8 +162,11 @@ func newDesk(opts []Option, open func(name string, expiry time.Duration) store, 
 	return &Desk{settings: settings, store: open(settings.collection, settings.expiry), waiting: waiting}, nil
 }
 
-// pageSize is how many letters are read at once.
-const pageSize = 100
+// A page has at most pageSize letters, and ends with the one that reaches pageBytes.
+const (
+	pageSize  = 100
+	pageBytes = maxInline
+)
 
 // List iterates over the letters that query selects, latest first. Values above 12 MiB are left out: Get has them. It stops after
 // the first error.
@@ -189,13 +193,15 @@ func (d *Desk) iterate(
 				return
 			}
 
+			bytes := 0
 			for i := range page {
+				bytes += page[i].countRecordBytes()
 				if !yield(page[i], nil) {
 					return
 				}
 			}
 			// A short page is the last one.
-			if len(page) < pageSize {
+			if len(page) < pageSize && bytes < pageBytes {
 				return
 			}
 			after = &page[len(page)-1]

@@ -345,3 +345,38 @@ func TestARequeueSharesItsTransactions(t *testing.T) {
 		})
 	}
 }
+
+// A letter may have 12 MiB, and a hundred of them more than the memory of the process.
+func TestARequeueHoldsOnePageOfBytes(t *testing.T) {
+	t.Parallel()
+	var read atomic.Int64
+	monitor := &driverevent.CommandMonitor{Succeeded: func(_ context.Context, e *driverevent.CommandSucceededEvent) { read.Add(int64(len(e.Reply))) }}
+	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetMonitor(monitor)))
+	desk, err := deadletter.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &graveyard{T: t, Desk: desk, waiting: setaside.New(db, setaside.DefaultCollection), db: db, count: countIn(db)}
+
+	const letters = 12
+	for n := range letters {
+		letter := newLetter(n, "h", "A")
+		letter.Value = bytes.Repeat([]byte{7}, 4<<20)
+		g.bury(letter)
+	}
+	read.Store(0)
+	first := int64(0)
+	g.requeue(deadletter.Query{All: true}, deadletter.RequeueOptions{Edit: func(*deadletter.Letter) error {
+		if first == 0 {
+			first = read.Load()
+		}
+		return nil
+	}}, letters)
+
+	if first > 24<<20 {
+		t.Errorf("%d MiB are read before the first letter is requeued, want at most 24", first>>20)
+	}
+	if n := g.countHandedBack("h"); n != letters {
+		t.Errorf("messages that wait: got %d, want %d", n, letters)
+	}
+}

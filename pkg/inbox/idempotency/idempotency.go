@@ -247,7 +247,7 @@ func (m *middleware) handle(w http.ResponseWriter, request *http.Request, body [
 	first.write(w)
 }
 
-// respondError responds to a request for which nothing was committed.
+// respondError responds to a request without a stored response.
 func (m *middleware) respondError(w http.ResponseWriter, request *http.Request, err error) {
 	if temporary, ok := errors.AsType[*temporaryError](err); ok {
 		temporary.response.write(w)
@@ -270,7 +270,8 @@ func (m *middleware) respondError(w http.ResponseWriter, request *http.Request, 
 	default:
 		m.log.ErrorContext(request.Context(), "request with an idempotency key fails", "method", request.Method, "path", request.URL.Path, "error", err)
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
-		writeProblem(w, http.StatusServiceUnavailable, "the request cannot be recorded now; nothing was done: send it again with the same "+HeaderKey)
+		// The outcome of the commit may be unknown.
+		writeProblem(w, http.StatusServiceUnavailable, "the request may not be recorded: send it again with the same "+HeaderKey+", so that it takes effect once")
 	}
 }
 

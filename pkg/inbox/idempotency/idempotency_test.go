@@ -252,6 +252,25 @@ func TestAFailedRequestLeavesNothingAndRunsAgain(t *testing.T) {
 	}
 }
 
+// A client that reads that nothing was done would send the request with a new key, and order twice.
+func TestARequestWithAnUnknownOutcomePromisesNothing(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	s := newShop(t, options.Client().SetAppName(app))
+	process := s.process()
+	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}},
+		{Key: "errorCode", Value: 50},
+		{Key: "errorLabels", Value: bson.A{"UnknownTransactionCommitResult"}},
+	})
+
+	w := send(process, "k-1", "book", nil)
+	if text := w.Body.String(); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" ||
+		strings.Contains(text, "nothing was done") || !strings.Contains(text, "same Idempotency-Key") {
+		t.Errorf("got %d %s, want 503 and the advice to send it again", w.Code, text)
+	}
+}
+
 // The server of net/http recovers the panic, and the client repeats its request at once.
 func TestARequestWhoseHandlerPanicsRunsAgain(t *testing.T) {
 	t.Parallel()

@@ -82,8 +82,9 @@ func (r *Recovery) resumeAfterInvalidate(
 }
 
 // HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
-// renamed collection. The waiting events of a dropped collection are removed if it is configured so.
-func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
+// renamed collection. The waiting events of a dropped collection are removed if it is configured so. renamed reports whether a collection has got
+// or lost a watched name: the stream contains the renames of all collections.
+func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) (renamed bool, err error) {
 	from := r.Scope.Matches(ev.DB, ev.Coll)
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
 
@@ -102,16 +103,16 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) error {
 
 	switch {
 	case ev.Op == changes.Rename && (from || to):
-		return r.handleRename(ctx, ev, from, to)
+		return true, r.handleRename(ctx, ev, from, to)
 	case ev.Op == changes.DropDatabase:
-		return r.handleDrop(ctx, ev)
+		return false, r.handleDrop(ctx, ev)
 	case ev.Op == changes.Drop && from:
 		if err := r.handleDrop(ctx, ev); err != nil {
-			return err
+			return false, err
 		}
-		return r.Collections.ForgetCollection(ctx, ev)
+		return false, r.Collections.ForgetCollection(ctx, ev)
 	}
-	return nil
+	return false, nil
 }
 
 // dropDrain is how long a drop waits for the events before it. Those that have no result by then may be stored as waiting later, and

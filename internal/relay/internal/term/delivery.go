@@ -327,13 +327,9 @@ var _ pipeline.Term = (*streamEvents)(nil)
 
 // HandleDDL implements pipeline.Term.
 func (e *streamEvents) HandleDDL(ctx context.Context, ev *changes.Event) error {
-	if err := e.recovery.HandleDDL(ctx, ev); err != nil || ev.Op != changes.Rename {
+	renamed, err := e.recovery.HandleDDL(ctx, ev)
+	if err != nil || !renamed {
 		return err
-	}
-	// The stream contains the renames of all collections.
-	scope := e.recovery.Scope
-	if !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) {
-		return nil
 	}
 	return e.saveCollections(ctx)
 }

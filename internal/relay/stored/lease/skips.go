@@ -18,10 +18,10 @@ const maxSkips = 100
 // ErrManySkips reports that the stream has not passed the events of earlier orders yet.
 var ErrManySkips = fmt.Errorf("%d events are to be passed over: wait until the stream has passed the first of them", maxSkips)
 
-// CheckSkip returns the error that RequestSkip would return now.
-func CheckSkip(ctx context.Context, coll *mongo.Collection, id string, skip Skip) error {
-	err := mongodb.Majority(coll).FindOne(ctx, acceptsSkip(id, skip)).Err()
-	return explainSkip(ctx, coll, id, err)
+// CheckSkip returns the watcher document, or the error that RequestSkip would return now.
+func CheckSkip(ctx context.Context, coll *mongo.Collection, id string, skip Skip) (doc Document, err error) {
+	err = mongodb.Majority(coll).FindOne(ctx, acceptsSkip(id, skip)).Decode(&doc)
+	return doc, explainSkip(ctx, coll, id, err)
 }
 
 // RequestSkip makes the next owner pass over an event, and makes the current owner step down for hold. It replaces an earlier order for
