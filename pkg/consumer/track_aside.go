@@ -28,20 +28,7 @@ func (t *track) room() *waitingRoom {
 // awaitRoom blocks until the stored queues of the handler are known. It returns false if the track must stop before.
 func (t *track) awaitRoom() bool {
 	room := t.room()
-	for room != nil {
-		_, changed := t.p.s.c.gate.currentState()
-		if t.mustStop() {
-			return false
-		}
-
-		select {
-		case <-room.loaded:
-			return true
-		case <-changed:
-		case <-t.p.serveCtx.Done():
-		}
-	}
-	return true
+	return room == nil || awaitSignal(t, room.loaded)
 }
 
 // queueOf returns the queue of task, and false if task has no key, so that no message follows it.
