@@ -389,7 +389,7 @@ func (s *setAsideStore) Discarded(ctx context.Context, queue setaside.Queue) ([]
 			}
 		}
 		slices.SortFunc(found, compareInQueue)
-		for _, m := range found {
+		for _, m := range found[:min(len(found), setaside.MaxDiscarded)] {
 			list = append(list, copySetAside(&m.Message))
 		}
 		return list

@@ -70,7 +70,8 @@ type Store interface {
 	// given up.
 	Requested(ctx context.Context, group string) ([]Request, error)
 
-	// Discarded returns the messages of a queue that operators have discarded, in order.
+	// Discarded returns messages of a queue that operators have discarded, in order: at most MaxDiscarded, of which some may be gone
+	// already. Call it again after these are given up.
 	Discarded(ctx context.Context, queue Queue) ([]Message, error)
 
 	// Stored returns those of the ids that messages have.
@@ -95,6 +96,9 @@ type Head struct {
 	Queue     Digest
 	Wait      time.Duration // until the first message is due; 0 if it is due
 }
+
+// MaxDiscarded is how many messages Discarded returns at once. All of them are in memory, with their values.
+const MaxDiscarded = 16
 
 // DefaultCollection is the name of the collection of messages that are set aside.
 const DefaultCollection = "inbox_waiting"
@@ -408,9 +412,9 @@ func (s *Collection) Requested(ctx context.Context, group string) ([]Request, er
 // Discarded returns the messages of a queue that operators have discarded: see Store.
 func (s *Collection) Discarded(ctx context.Context, queue Queue) ([]Message, error) {
 	filter := slices.Concat(inQueue(queue.Place, queue.Digest), isRequested, isDiscarded)
-	cur, err := cursor.Find(ctx, s.coll, filter)
+	cur, err := cursor.Find(ctx, s.coll, filter, options.Find().SetLimit(MaxDiscarded))
 	list, err := cursor.All[Message](ctx, "reading discarded messages", cur, err)
-	// The index of the requests has no offsets, and a queue has few discarded messages.
+	// The index of the requests has no offsets.
 	slices.SortFunc(list, func(a, b Message) int {
 		return cmp.Or(cmp.Compare(a.Generation, b.Generation), cmp.Compare(a.Offset, b.Offset))
 	})
