@@ -30,8 +30,7 @@ type track struct {
 
 	// Only the track of a message that is set aside has the following fields.
 	waiting      *setaside.Message
-	isPostponed  bool
-	postponedFor time.Duration
+	postponedFor time.Duration // 0 unless the message failed again
 }
 
 // task is one message for one handler.

@@ -324,10 +324,9 @@ func (t *track) storeWaiting(current task, message *setaside.Message, wait time.
 func (t *track) postpone(task task, wait time.Duration) bool {
 	t.waiting.Attempts = attemptsForStore(task.share.attempts, time.Now())
 	t.postponedFor = wait
-	t.isPostponed = t.repeatStep("store the failure of a message that is set aside", func() error {
+	return t.repeatStep("store the failure of a message that is set aside", func() error {
 		return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait)
 	})
-	return t.isPostponed
 }
 
 // handleWaiting handles a message that is set aside. The transaction that handles it removes it.

@@ -82,6 +82,7 @@ func (p *partition) giveUpQueue(request *setaside.Request) {
 		if len(messages) == 0 {
 			return
 		}
+
 		for i := range messages {
 			if p.serveCtx.Err() != nil || !p.giveUpDiscarded(&messages[i]) {
 				return

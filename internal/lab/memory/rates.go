@@ -26,6 +26,7 @@ func (s *rateStore) Reserve(_ context.Context, limit rates.Limit, n int) (time.D
 	defer s.mu.Unlock()
 	now := time.Now()
 	first := now.Add(-limit.Window())
+
 	next := s.next[limit.Name]
 	if soon := now.Add(limit.Every); next.every != limit.Every && next.at.After(soon) {
 		next.at = soon
@@ -33,6 +34,7 @@ func (s *rateStore) Reserve(_ context.Context, limit rates.Limit, n int) (time.D
 	if next.at.After(first) {
 		first = next.at
 	}
+
 	if s.next == nil {
 		s.next = map[string]freeSlot{}
 	}

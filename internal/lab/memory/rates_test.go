@@ -21,6 +21,7 @@ func TestReservationsFollowEachOtherUntilTheRateChanges(t *testing.T) {
 				t.Errorf("%s: %d calls in %v begin after %v (%v), want %v to %v", name, n, every, wait, err, least, most)
 			}
 		}
+
 		reserve(time.Hour, 3, -time.Hour, -time.Hour)
 		reserve(time.Hour, 1, time.Hour, 2*time.Hour)
 		reserve(time.Minute, 5, time.Minute, time.Minute)
