@@ -168,8 +168,9 @@ func (l *rateLimiter) takeTurn(t *track) bool {
 // endTurn lets the next lane reserve.
 func (l *rateLimiter) endTurn() { l.turn <- struct{}{} }
 
-// countWaiting counts lanes that wait.
+// countWaiting counts lanes that wait. Such a lane does not wait for the database any more.
 func (l *rateLimiter) countWaiting(t *track, delta int64) {
+	t.trouble.markBack(t)
 	t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: l.waiting.Add(delta), Handler: t.reg.name})
 }
 

@@ -182,8 +182,9 @@ func (t *track) holdsUpOthers(task task) bool {
 }
 
 // waitForChange blocks until the suspension changes, but at most for roomPoll. Other lanes use the slots of the track
-// during the wait.
+// during the wait. The lane does not wait for the database any more.
 func (t *track) waitForChange(permit permit) {
+	t.trouble.markBack(t)
 	t.yieldSlots(func() {
 		timer := time.NewTimer(roomPoll)
 		defer timer.Stop()

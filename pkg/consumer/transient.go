@@ -60,3 +60,6 @@ func isTransient(err error) bool {
 func isAbortedTransaction(err error) bool {
 	return mongodb.HasCode(err, 251, 290, 11601)
 }
+
+// isConflict reports whether err means that another transaction has written the same documents and has not ended.
+func isConflict(err error) bool { return mongodb.HasCode(err, 112) }
