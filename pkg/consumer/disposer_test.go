@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -255,5 +256,38 @@ func TestMessagesThatCannotBeMovedAreDeadLetters(t *testing.T) {
 
 	if n := g.countLetters(t); n != 4 {
 		t.Errorf("letters: got %d, want 4", n)
+	}
+}
+
+// Kafka deletes a message at the end of the retention of its topic, also if the message is not due yet.
+func TestANewRetryTopicKeepsItsMessagesUntilTheyAreHandled(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	m := newFailed(1, "A")
+	m.Topic = k.topic
+	verdict := newVerdict(1, m, errFlaky)
+	verdict.Action, verdict.Topic, verdict.Delay = consumer.ActRetryTopic, k.topic+".retry", 5*24*time.Hour
+	k.deleteAtEnd(verdict.Topic)
+	disposer := consumer.NewDisposer(k.newDesk(), k.kafka, func(err error) { t.Error(err) })
+	if _, err := disposer.Dispose(k.context(), m, "h", verdict, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+
+	client, done := k.newClient()
+	defer done()
+	got := map[string]string{}
+	k.waitUntil("the settings of the topic", func(ctx context.Context) bool {
+		resource := kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: verdict.Topic}
+		response, err := client.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{resource}})
+		if err != nil || response.Resources[0].Error != nil {
+			return false
+		}
+		for _, entry := range response.Resources[0].ConfigEntries {
+			got[entry.ConfigName] = entry.ConfigValue
+		}
+		return true
+	})
+	if want := strconv.FormatInt((12 * 24 * time.Hour).Milliseconds(), 10); got["retention.ms"] != want || got["cleanup.policy"] != "delete" {
+		t.Errorf("retention.ms is %s, want %s; cleanup.policy is %s", got["retention.ms"], want, got["cleanup.policy"])
 	}
 }
