@@ -81,6 +81,10 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep 
 			return err
 		}
 		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
+		// The topic exists, and the error hides the code that would give the message up.
+		if errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			return fmt.Errorf("publishing to the new topic %s, which brokers do not show yet: %v", topic, err) //nolint:errorlint // see above
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (the topic must exist, and the user must be allowed to write to it): %w", topic, err)

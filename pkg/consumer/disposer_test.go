@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -289,5 +290,43 @@ func TestANewRetryTopicKeepsItsMessagesUntilTheyAreHandled(t *testing.T) {
 	})
 	if want := strconv.FormatInt((12 * 24 * time.Hour).Milliseconds(), 10); got["retention.ms"] != want || got["cleanup.policy"] != "delete" {
 		t.Errorf("retention.ms is %s, want %s; cleanup.policy is %s", got["retention.ms"], want, got["cleanup.policy"])
+	}
+}
+
+// slowBrokers show a new topic late.
+type slowBrokers struct {
+	published
+	created, rejected int
+}
+
+func (s *slowBrokers) CreateTopic(context.Context, string, string, time.Duration) error {
+	s.created++
+	return nil
+}
+
+func (s *slowBrokers) Publish(ctx context.Context, topic string, records []transport.Record) error {
+	if s.rejected < 3 {
+		s.rejected++
+		return kafkawire.UnknownTopicOrPartition
+	}
+	return s.published.Publish(ctx, topic, records)
+}
+
+func TestAMessageIsNotGivenUpBecauseItsNewRetryTopicAppearsLate(t *testing.T) {
+	t.Parallel()
+	g, brokers := newGraveyard(t), &slowBrokers{}
+	disposer := consumer.NewDisposer(g.letters, brokers, func(err error) { t.Error(err) })
+	m := newFailed(1, "A")
+	verdict := newVerdict(1, m, errFlaky)
+	verdict.Action, verdict.Topic = consumer.ActRetryTopic, "orders.retry"
+	if _, err := disposer.Dispose(t.Context(), m, "h", verdict, errFlaky); err == nil {
+		t.Error("the message was disposed of, and its topic rejects it")
+	}
+
+	if _, err := disposer.Dispose(t.Context(), m, "h", verdict, errFlaky); err != nil {
+		t.Error(err)
+	}
+	if n := g.countLetters(t); n != 0 || len(brokers.list[verdict.Topic]) != 1 || brokers.created != 2 {
+		t.Errorf("%d letters, %d messages in the topic, which was created %d times", n, len(brokers.list[verdict.Topic]), brokers.created)
 	}
 }
