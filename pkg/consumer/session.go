@@ -152,14 +152,12 @@ func (s *session) addPartitions(list []transport.TopicPartition) {
 		s.note("partitions are assigned", "partitions", formatPartitions(list), "generation", s.g.ID())
 	}
 
-	// A room that is opened later loads the queues of all partitions.
-	rooms := s.listRooms()
+	loaded := s.loadQueues(added)
 	for _, p := range added {
 		s.loops.Go(func() {
-			for _, r := range rooms {
-				if r.load(p.serveCtx, []*partition{p}) != nil {
-					break
-				}
+			select {
+			case <-loaded:
+			case <-p.serveCtx.Done():
 			}
 			p.fetchLoop()
 		})
