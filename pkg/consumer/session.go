@@ -115,6 +115,7 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 	session.loops.Done()
 	session.loops.Wait()
 	session.drainPartitions(slices.Concat(session.listPartitions(), session.listStrays(), session.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: 0})
 	return session.fatalError()
 }
 

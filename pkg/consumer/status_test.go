@@ -23,13 +23,15 @@ import (
 // gauges stores the last lag and age of a partition.
 type gauges struct {
 	telemetry.Discard
-	lag, oldest atomic.Int64
+	lag, oldest, assigned atomic.Int64
 }
 
 func (g *gauges) Measure(m telemetry.Measurement) {
 	switch m.Metric {
 	case telemetry.Lag:
 		g.lag.Store(m.N)
+	case telemetry.Assigned:
+		g.assigned.Store(m.N)
 	case telemetry.Oldest:
 		g.oldest.Store(int64(m.Took))
 	default:
