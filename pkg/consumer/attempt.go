@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -167,7 +168,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, callback func(c
 			t.noteRepeat(ctx, lastErr)
 		}
 		// MongoDB has responded: the lane waits for another transaction.
-		if isConflict(lastErr) {
+		if mongodb.IsConflict(lastErr) {
 			t.trouble.noteResponse(t)
 		}
 

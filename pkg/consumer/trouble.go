@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -127,7 +128,7 @@ func (o *trouble) waitOut(track *track, err error) bool {
 		track.p.reportTrouble("cannot read the end of the partition; its messages wait", err, "handler", track.reg.name)
 
 	// MongoDB has responded, so other lanes go on.
-	case isConflict(err):
+	case mongodb.IsConflict(err):
 		o.markBack(track)
 		track.p.reportTrouble("cannot handle messages: another transaction holds documents of the inbox; they wait", err, "handler", track.reg.name)
 
