@@ -28,23 +28,63 @@ type Fencer interface {
 	Fenced(ctx context.Context, also bson.D, fn func(ctx context.Context) error) error
 }
 
-// environment lists the codes of errors that are no fault of the documents of a write: the same write succeeds when the
-// server, its members or its users are in order again. With 371 a server rejects all writes of users, because an operator or a migration has
-// blocked them, or because the disk is nearly full. With 8000 the proxy of Atlas rejects a request for its user, its command, a
-// quota or a rate, before the server sees a document.
+// transient lists the codes of a server that cannot serve now, although the command was valid. With 371 a server rejects all writes of
+// users, because an operator or a migration has blocked them, or because the disk is nearly full.
+var transient = []int{
+	6,  // HostUnreachable
+	7,  // HostNotFound
+	24, // LockTimeout
+	89, // NetworkTimeout
+	91, // ShutdownInProgress
+	codeWriteConflict,
+	133,   // FailedToSatisfyReadPreference
+	134,   // ReadConcernMajorityNotAvailableYet
+	189,   // PrimarySteppedDown
+	251,   // NoSuchTransaction: it was aborted, for example by a new primary
+	262,   // ExceededTimeLimit
+	290,   // TransactionExceededLifetimeLimitSeconds
+	371,   // UserWritesBlocked
+	462,   // IngressRequestRateLimitExceeded: the server sheds load
+	9001,  // SocketException
+	10107, // NotWritablePrimary
+	11600, // InterruptedAtShutdown
+	11601, // Interrupted: an operator, or the next owner of a partition, has ended the session
+	11602, // InterruptedDueToReplStateChange
+	13388, // StaleConfig
+	13435, // NotPrimaryNoSecondaryOk
+	13436, // NotPrimaryOrSecondary
+	14031, // OutOfDiskSpace
+}
+
+// transientLabels are the error labels of the driver with the same meaning.
+var transientLabels = []string{
+	"TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError",
+	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError", "SystemOverloadedError", "RetryableError",
+}
+
+// IsTransient reports whether err is an error of MongoDB that the documents and the command did not cause: no server is available, a new
+// primary was elected, or another transaction wrote the same documents at the same time.
+func IsTransient(err error) bool {
+	labeled, ok := errors.AsType[mongo.LabeledError](err)
+	return ok && slices.ContainsFunc(transientLabels, labeled.HasErrorLabel) ||
+		HasCode(err, transient...) || IsDriverTimeout(err) || IsConnectionLost(err)
+}
+
+// IsConflict reports whether err means that another transaction has written the same documents and has not ended.
+func IsConflict(err error) bool { return HasCode(err, codeWriteConflict) }
+
+// environment lists further codes of errors that are no fault of the documents of a write: the same write succeeds when the server, its
+// members or its users are in order again. With 8000 the proxy of Atlas rejects a request for its user, its command, a quota or a rate,
+// before the server sees a document.
 var environment = []int{
-	6, 7, 13, 18, 24, 43, 46, 50, 64, 89, 91, 100, 112, 133, 134, 150, 175, 189, 202, 211, 225, 237, 244, 246, 251, 256, 261, 262, 267,
-	279, 290, 317, 323, 358, 371, 384, 391, 402, 462, 8000, 9001, 10058, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031,
+	13, 18, 43, 46, 50, 64, 100, 150, 175, 202, 211, 225, 237, 244, 246, 256, 261, 267, 279, 317, 323, 358, 384, 391, 402, 8000, 10058,
 }
 
 // IsRejection reports whether MongoDB, or its driver, rejects a write for the contents of its documents, for example for their
 // size or because of a validator or an index. If the write is repeated, it fails again. The other documents of the write are not
 // at fault. A transaction that is too large for the server's cache is rejected as well: its halves fit.
 func IsRejection(err error) bool {
-	var labeled mongo.LabeledError
-	if errors.As(err, &labeled) &&
-		(labeled.HasErrorLabel("TransientTransactionError") || labeled.HasErrorLabel("UnknownTransactionCommitResult") ||
-			labeled.HasErrorLabel("NetworkError") || labeled.HasErrorLabel("RetryableError")) {
+	if IsTransient(err) {
 		return false
 	}
 	// The driver measures documents before it sends them.
@@ -87,6 +127,8 @@ const (
 	codeNamespaceNotFound     = 26
 	codeIndexOptionsConflict  = 85
 	codeIndexKeySpecsConflict = 86
+
+	codeWriteConflict = 112
 
 	CodeSnapshotTooOld      = 239
 	CodeSnapshotUnavailable = 246

@@ -109,6 +109,45 @@ func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *tes
 	k.waitUntil("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
 }
 
+// The workers of a handler take turns with its keys.
+func TestAKeyWithManyWaitingMessagesStopsNoRetryOfOtherKeys(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const n = 300
+	var failed sync.Map
+	effects, retried := k.insertInto("effects"), make(chan struct{})
+	c := k.newConsumer(consumer.WithRetry(soon), consumer.WithConcurrency(4))
+	addHandler(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if _, again := failed.LoadOrStore(string(m.Key), true); !again {
+			return errAway
+		}
+		select {
+		case <-retried:
+		case <-time.After(20 * time.Millisecond):
+		}
+		return effects(ctx, m)
+	})
+
+	hot := make([]*consumer.Message, n)
+	for i := range hot {
+		hot[i] = newMessage("hot", "counted", fmt.Sprint(i))
+	}
+	k.publish(hot...)
+	k.start(c)
+	k.waitCount("effects", 3)
+	k.publish(newMessage("rare", "counted", "0"))
+	k.waitUntil("the retry of the other key", func(ctx context.Context) bool {
+		found, err := k.db.Collection("effects").CountDocuments(ctx, bson.D{{Key: "key", Value: "rare"}})
+		return err == nil && found == 1
+	})
+	if handled := k.countDocuments("effects"); handled > n/2 {
+		t.Errorf("messages that were handled at the first retry of the other key: got %d of %d", handled, n+1)
+	}
+	close(retried)
+	k.waitCount("effects", n+1)
+	k.checkOnce("effects", n+1)
+}
+
 // In an outage, a member that joins and a member that starts again set one key aside, not as many as suspend a handler.
 func TestMembersThatStartInAnOutageSetOneKeyAside(t *testing.T) {
 	t.Parallel()

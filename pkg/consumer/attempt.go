@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/transaction"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -166,6 +167,10 @@ func (t *track) runTransaction(ctx context.Context, list []task, callback func(c
 		if ran {
 			t.noteRepeat(ctx, lastErr)
 		}
+		// MongoDB has responded: the lane waits for another transaction.
+		if mongodb.IsConflict(lastErr) {
+			t.trouble.noteResponse(t)
+		}
 
 		t.lastRun = 0
 		ran, lastErr = true, callback(ctx)
@@ -195,7 +200,8 @@ func (e *finalError) Error() string { return e.err.Error() }
 // noteRepeat logs once for each handler that its transaction was rolled back, so that a handler that prints or counts on its
 // own does not look as if it had handled a message twice.
 func (t *track) noteRepeat(ctx context.Context, cause error) {
-	if !t.reg.repeatNoted.CompareAndSwap(false, true) {
+	// A conflict in the inbox comes before the handler.
+	if t.lastRun == 0 || !t.reg.repeatNoted.CompareAndSwap(false, true) {
 		return
 	}
 
@@ -321,7 +327,7 @@ func (t *track) passWatermark(ctx context.Context, current task) error {
 	if _, err := t.attachHandler(ctx); err != nil {
 		return err
 	}
-	return t.p.s.transact(ctx, func(ctx context.Context) error {
+	return t.runTransaction(ctx, []task{current}, func(ctx context.Context) error {
 		if err := t.p.s.inbox.Pass(ctx, []inbox.Entry{t.inboxEntry(current)}); err != nil {
 			return &inboxFailure{fmt.Errorf("passing the watermark: %w", err)}
 		}
@@ -342,6 +348,10 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	if t.reg.mode.usesTransaction() {
 		t.trouble.stopWatching()
 		defer t.trouble.watchDatabase(t, maxCommitSilence)
+	}
+	// The inbox has responded.
+	if t.reg.mode.usesInbox() {
+		t.trouble.markBack(t)
 	}
 
 	began := time.Now()

@@ -52,7 +52,8 @@ func checkAwayMemberLeaves(t *testing.T, use ...consumer.Option) {
 	healthy := k.newConsumer(use...)
 	addHandler(t, healthy, "counted", k.insertInto("effects"))
 	k.start(healthy)
-	lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
+	seen := &gauges{}
+	lonely := cut.newConsumer(append(use[:len(use):len(use)], hook, consumer.WithTelemetry(seen), consumer.WithMaxOutage(2*time.Second), consumer.WithDrain(time.Second))...)
 	addHandler(t, lonely, "counted", cut.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 100}))
 	k.start(lonely)
 	each := func(n int) func(context.Context) bool {
@@ -75,6 +76,9 @@ func checkAwayMemberLeaves(t *testing.T, use ...consumer.Option) {
 		t.Errorf("the member opened %d connections to MongoDB in %v", n, took)
 	}
 	k.waitUntil("the other member to have both partitions", each(2))
+	if n := seen.assigned.Load(); n != 0 {
+		t.Errorf("the member outside of the group measures %d assigned partitions", n)
+	}
 	k.waitCount("effects", 16)
 
 	end()

@@ -57,7 +57,8 @@ func (e *immovableError) Error() string { return "it cannot be retried: " + e.wh
 
 // moveToRetryTopic moves the message to the topic of verdict.
 func (d *disposer) moveToRetryTopic(ctx context.Context, message *Message, handler string, verdict verdict) error {
-	err := d.publishMessage(ctx, verdict.Topic, originOf(message).Topic, newRetryMessage(message, handler, verdict, time.Now().Add(verdict.Delay)))
+	retried := newRetryMessage(message, handler, verdict, time.Now().Add(verdict.Delay))
+	err := d.publishMessage(ctx, verdict.Topic, originOf(message).Topic, verdict.Delay+retryRetention, retried)
 	switch {
 	case isTooLarge(err):
 		return &immovableError{"with its retry headers it is larger than topic " + verdict.Topic + " allows"}
@@ -67,18 +68,23 @@ func (d *disposer) moveToRetryTopic(ctx context.Context, message *Message, handl
 	return err
 }
 
-// publishMessage writes message to a topic. If the topic is missing, it creates the topic like the topic like.
-func (d *disposer) publishMessage(ctx context.Context, topic, like string, message *Message) error {
+// publishMessage writes message to a topic. If the topic is missing, it creates the topic like the topic like, whose records stay for the
+// time keep; 0 is the default of the brokers.
+func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep time.Duration, message *Message) error {
 	type creator interface {
-		CreateTopic(ctx context.Context, name, like string) error
+		CreateTopic(ctx context.Context, name, like string, keep time.Duration) error
 	}
 
 	err := d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
 	if creator, ok := d.publisher.(creator); ok && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-		if err := creator.CreateTopic(ctx, topic, like); err != nil {
+		if err := creator.CreateTopic(ctx, topic, like, keep); err != nil {
 			return err
 		}
 		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
+		// The topic exists, and the error hides the code that would give the message up.
+		if errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			return fmt.Errorf("publishing to the new topic %s, which brokers do not show yet: %v", topic, err) //nolint:errorlint // see above
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (the topic must exist, and the user must be allowed to write to it): %w", topic, err)

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -255,5 +257,76 @@ func TestMessagesThatCannotBeMovedAreDeadLetters(t *testing.T) {
 
 	if n := g.countLetters(t); n != 4 {
 		t.Errorf("letters: got %d, want 4", n)
+	}
+}
+
+// Kafka deletes a message at the end of the retention of its topic, also if the message is not due yet.
+func TestANewRetryTopicKeepsItsMessagesUntilTheyAreHandled(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	m := newFailed(1, "A")
+	m.Topic = k.topic
+	verdict := newVerdict(1, m, errFlaky)
+	verdict.Action, verdict.Topic, verdict.Delay = consumer.ActRetryTopic, k.topic+".retry", 5*24*time.Hour
+	k.deleteAtEnd(verdict.Topic)
+	disposer := consumer.NewDisposer(k.newDesk(), k.kafka, func(err error) { t.Error(err) })
+	if _, err := disposer.Dispose(k.context(), m, "h", verdict, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+
+	client, done := k.newClient()
+	defer done()
+	got := map[string]string{}
+	k.waitUntil("the settings of the topic", func(ctx context.Context) bool {
+		resource := kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: verdict.Topic}
+		response, err := client.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{resource}})
+		if err != nil || response.Resources[0].Error != nil {
+			return false
+		}
+		for _, entry := range response.Resources[0].ConfigEntries {
+			got[entry.ConfigName] = entry.ConfigValue
+		}
+		return true
+	})
+	if want := strconv.FormatInt((12 * 24 * time.Hour).Milliseconds(), 10); got["retention.ms"] != want || got["cleanup.policy"] != "delete" {
+		t.Errorf("retention.ms is %s, want %s; cleanup.policy is %s", got["retention.ms"], want, got["cleanup.policy"])
+	}
+}
+
+// slowBrokers show a new topic late.
+type slowBrokers struct {
+	published
+	created, rejected int
+}
+
+func (s *slowBrokers) CreateTopic(context.Context, string, string, time.Duration) error {
+	s.created++
+	return nil
+}
+
+func (s *slowBrokers) Publish(ctx context.Context, topic string, records []transport.Record) error {
+	if s.rejected < 3 {
+		s.rejected++
+		return kafkawire.UnknownTopicOrPartition
+	}
+	return s.published.Publish(ctx, topic, records)
+}
+
+func TestAMessageIsNotGivenUpBecauseItsNewRetryTopicAppearsLate(t *testing.T) {
+	t.Parallel()
+	g, brokers := newGraveyard(t), &slowBrokers{}
+	disposer := consumer.NewDisposer(g.letters, brokers, func(err error) { t.Error(err) })
+	m := newFailed(1, "A")
+	verdict := newVerdict(1, m, errFlaky)
+	verdict.Action, verdict.Topic = consumer.ActRetryTopic, "orders.retry"
+	if _, err := disposer.Dispose(t.Context(), m, "h", verdict, errFlaky); err == nil {
+		t.Error("the message was disposed of, and its topic rejects it")
+	}
+
+	if _, err := disposer.Dispose(t.Context(), m, "h", verdict, errFlaky); err != nil {
+		t.Error(err)
+	}
+	if n := g.countLetters(t); n != 0 || len(brokers.list[verdict.Topic]) != 1 || brokers.created != 2 {
+		t.Errorf("%d letters, %d messages in the topic, which was created %d times", n, len(brokers.list[verdict.Topic]), brokers.created)
 	}
 }

@@ -55,8 +55,10 @@ func originOf(message *Message) recordPlace {
 }
 
 const (
-	// maxRetryDelay bounds how long a message may wait in a retry topic: Kafka's default retention.
+	// maxRetryDelay bounds how long a message may wait in a retry topic.
 	maxRetryDelay = 7 * 24 * time.Hour
+	// retryRetention is how long a new retry topic keeps a message that is due: Kafka's default retention.
+	retryRetention = 7 * 24 * time.Hour
 	// maxAttempt bounds the attempt number that a record may carry.
 	maxAttempt = 1_000_000
 )

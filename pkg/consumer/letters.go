@@ -76,7 +76,7 @@ func newLetter(message *Message, handler string, verdict verdict, cause error) *
 // putLetter stores the letter of a message, in its topic first if there is one. It returns the value for WithGivenUpHook.
 func (d *disposer) putLetter(ctx context.Context, letter *deadletter.Letter) (*GivenUp, error) {
 	publish := func(ctx context.Context, topic string) error {
-		err := d.publishMessage(ctx, topic, letter.ID.Topic, newLetterRecord(letter))
+		err := d.publishMessage(ctx, topic, letter.ID.Topic, 0, newLetterRecord(letter))
 		// A letter that its topic cannot take is still stored in MongoDB.
 		if isTooLarge(err) || isTopicUnavailable(err) {
 			d.reportLetter("cannot copy the dead letter to its topic; it is stored without the copy", letter, err)

@@ -34,7 +34,7 @@ type Rate struct {
 // The messages wait in their lanes, in the order of each key, while other lanes and handlers go on, until the buffer of a partition is
 // full (WithBuffer). A member reserves the calls of up to 250 ms with one write to the collection inbox_rates. So a busy member needs
 // at most four writes per second, and one for each message below four per second. Calls that a member has reserved and not used are
-// lost: with several members that are not busy, the group may stay below the limit by up to 250 ms for each of them. Without MongoDB
+// lost: with several members that are not busy, the group may stay below the limit by up to 250 ms, or one call, for each of them. Without MongoDB
 // the handler waits.
 func WithRate(rate Rate) HandlerOption {
 	return handlerOption(func(handling *handling) { handling.rate = rate })
@@ -51,15 +51,15 @@ const (
 // errInterrupted reports that an attempt did not begin because the track must stop.
 var errInterrupted = errors.New("the consumer stops or is paused")
 
-// rateLimiter reserves the calls of one handler for this member.
+// rateLimiter reserves the calls of one handler for this member. Its lanes wait for a call one after another.
 type rateLimiter struct {
 	store rates.Store
 	limit rates.Limit
 	block int // calls of a reservation
 
-	lock    chan struct{} // has an element while a goroutine uses slots
-	slots   []time.Time   // reserved and not used
-	waiting atomic.Int64  // lanes that wait for a slot
+	turn    chan struct{} // has an element while no lane reserves, or waits for a call
+	slots   []time.Time   // reserved and not used; of the lane that has the turn
+	waiting atomic.Int64  // lanes that wait
 }
 
 // newRateLimiter returns the limiter of a handler with this name in the inbox, or nil if the rate has no limit.
@@ -74,22 +74,17 @@ func newRateLimiter(store rates.Store, name string, rate Rate) *rateLimiter {
 
 	// Rounded up, so that the rate is never exceeded.
 	every := time.Duration(math.Ceil(1e6/rate.PerSecond)) * time.Microsecond
-	return &rateLimiter{
-		store: store, lock: make(chan struct{}, 1),
+	limiter := &rateLimiter{
+		store: store, turn: make(chan struct{}, 1),
 		limit: rates.Limit{Name: name, Every: every, Burst: max(burst, 1)},
 		block: max(int(rate.PerSecond*reserveAhead.Seconds()), 1),
 	}
+	limiter.endTurn()
+	return limiter
 }
 
-// reserve reserves n calls, and returns how long to wait before them.
+// reserve reserves calls until the member has n, and returns how long to wait before them. The caller must have the turn.
 func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error) {
-	select {
-	case l.lock <- struct{}{}:
-		defer func() { <-l.lock }()
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
-	}
-
 	// Old slots of this member would add to the burst of the others.
 	oldest := time.Now().Add(-l.limit.Window())
 	for len(l.slots) > 0 && l.slots[0].Before(oldest) {
@@ -118,35 +113,65 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 		}
 	}
 
-	last := l.slots[n-1]
-	l.slots = l.slots[n:]
-	return time.Until(last), nil
+	return time.Until(l.slots[n-1]), nil
 }
 
 // await blocks until the rate allows n messages of a track. Other lanes use the slots of the track during the wait. It returns
 // errInterrupted if the track must stop first. A nil limiter has no limit.
+//
+// A call is used only after its wait. So a lane that stops loses none, and the member has reserved one block at most, however many
+// lanes wait.
 func (l *rateLimiter) await(t *track, n int) error {
 	if l == nil {
 		return nil
 	}
+	if !l.takeTurn(t) {
+		return errInterrupted
+	}
+	defer l.endTurn()
+
 	wait, err := l.reserve(t.p.drainCtx, n)
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("rate limit: %w", err)}
 	}
-	if wait <= 0 {
-		return nil
+	if wait > 0 {
+		l.countWaiting(t, 1)
+		t.waitYielding(wait)
+		l.countWaiting(t, -1)
+		if t.mustStop() {
+			return errInterrupted
+		}
+	}
+	l.slots = l.slots[n:]
+	return nil
+}
+
+// takeTurn blocks until no other lane has the turn. It returns false if the track must stop first.
+func (l *rateLimiter) takeTurn(t *track) bool {
+	select {
+	case <-l.turn:
+		return true
+	default:
 	}
 
-	count := func(delta int64) {
-		t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: l.waiting.Add(delta), Handler: t.reg.name})
+	l.countWaiting(t, 1)
+	defer l.countWaiting(t, -1)
+	taken := false
+	t.yieldSlots(func() { taken = awaitSignal(t, l.turn) })
+	if taken && t.mustStop() {
+		l.endTurn()
+		return false
 	}
-	count(1)
-	defer count(-1)
-	t.waitYielding(wait)
-	if t.mustStop() {
-		return errInterrupted
-	}
-	return nil
+	return taken
+}
+
+// endTurn lets the next lane reserve.
+func (l *rateLimiter) endTurn() { l.turn <- struct{}{} }
+
+// countWaiting counts lanes that wait. Such a lane does not wait for the database any more.
+func (l *rateLimiter) countWaiting(t *track, delta int64) {
+	t.trouble.markBack(t)
+	t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: l.waiting.Add(delta), Handler: t.reg.name})
 }
 
 // largestBatch returns how many messages one attempt may have by the rate of the handler: a batch waits for the last of its calls.

@@ -101,6 +101,56 @@ func TestARateDelaysOnlyItsHandler(t *testing.T) {
 	k.checkOnce("fast", 10)
 }
 
+// A lane that stops to wait must not take its call with it: the next one would have to wait for all calls that were lost.
+func TestAPauseLosesNoCallsOfARate(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer()
+	addHandler(t, c, "counted", k.insertInto("effects"), consumer.WithRate(consumer.Rate{PerSecond: 1}))
+	k.publish(newMessages(16, 64)...)
+	k.start(c)
+	k.waitCount("effects", 1)
+
+	untilLanesWait := func() {
+		k.waitUntil("lanes that wait", func(context.Context) bool { return c.Status().Handlers[0].RateWaiting > 4 })
+	}
+	for range 10 {
+		untilLanesWait()
+		c.Pause()
+		k.waitUntil("the lanes to stop", func(context.Context) bool { return c.Status().Handlers[0].RateWaiting == 0 })
+		c.Resume()
+	}
+	untilLanesWait()
+	handled, began := k.countDocuments("effects"), time.Now()
+	k.waitCount("effects", handled+1)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the next call came after %v", took)
+	}
+}
+
+func TestAHigherRateHoldsAtOnce(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.publish(newMessages(16, 64)...)
+	insert := k.insertInto("effects")
+	start := func(perSecond float64) (*consumer.Consumer, func()) {
+		c := k.newConsumer()
+		addHandler(t, c, "counted", insert, consumer.WithRate(consumer.Rate{PerSecond: perSecond}))
+		return c, k.start(c)
+	}
+
+	c, stop := start(0.01)
+	k.waitUntil("a lane that waits", func(context.Context) bool { return c.Status().Handlers[0].RateWaiting > 0 })
+	stop()
+	began := time.Now()
+	start(100)
+	k.waitCount("effects", 64)
+	if took := time.Since(began); took > 90*time.Second {
+		t.Errorf("the messages were handled after %v", took)
+	}
+	k.checkOnce("effects", 64)
+}
+
 // Without MongoDB, the handler waits, also if it needs MongoDB for nothing else.
 func TestAHandlerWaitsWhileItsRateCannotBeRead(t *testing.T) {
 	t.Parallel()

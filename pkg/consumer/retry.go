@@ -114,7 +114,8 @@ func ErrorIs(targets ...error) func(err error) bool {
 // WithRetryTopics lets a failed message wait in Kafka instead of MongoDB. After the waits of Retry.Quick it moves to the
 // topic "<topic>.<group>.retry.1" for the first of delays, then to "….retry.2" for the second, and so on. After the last one
 // it is given up. Later messages of its key are handled before it. Missing topics are created with as many partitions as the
-// message's own topic. A delay must be positive and at most seven days, Kafka's default retention.
+// message's own topic, and keep a message for seven days longer than its delay. Create others so too: Kafka deletes a message at the
+// end of the retention, also before it is handled. A delay must be positive and at most seven days.
 //
 // Existing topics with such names are consumed even if no handler uses them any more. Delete an unused one when it is empty.
 func WithRetryTopics(delays ...time.Duration) HandlerOption {

@@ -114,7 +114,8 @@ func (r *run) Serve(ctx context.Context, generation transport.Generation) error 
 	session.roomsMu.Unlock()
 	session.loops.Done()
 	session.loops.Wait()
-	session.drainPartitions(slices.Concat(session.listPartitions(), session.listStrays(), session.pastStrays)) //nolint:contextcheck // ctx has ended; the drain outlives it
+	session.drainPartitions(session.listAll()) //nolint:contextcheck // ctx has ended; the drain outlives it
+	r.c.measure(telemetry.Measurement{Metric: telemetry.Assigned, N: 0})
 	return session.fatalError()
 }
 
@@ -152,14 +153,12 @@ func (s *session) addPartitions(list []transport.TopicPartition) {
 		s.note("partitions are assigned", "partitions", formatPartitions(list), "generation", s.g.ID())
 	}
 
-	// A room that is opened later loads the queues of all partitions.
-	rooms := s.listRooms()
+	loaded := s.loadQueues(added)
 	for _, p := range added {
 		s.loops.Go(func() {
-			for _, r := range rooms {
-				if r.load(p.serveCtx, []*partition{p}) != nil {
-					break
-				}
+			select {
+			case <-loaded:
+			case <-p.serveCtx.Done():
 			}
 			p.fetchLoop()
 		})
@@ -186,6 +185,13 @@ func (s *session) listPartitions() []*partition {
 	s.partitionsMu.Lock()
 	defer s.partitionsMu.Unlock()
 	return slices.Collect(maps.Values(s.partitions))
+}
+
+// listAll returns the current partitions, and those that no member reads and this one has retried.
+func (s *session) listAll() []*partition {
+	s.partitionsMu.Lock()
+	defer s.partitionsMu.Unlock()
+	return slices.Concat(slices.Collect(maps.Values(s.partitions)), slices.Collect(maps.Values(s.strays)), s.pastStrays)
 }
 
 // findPartition returns a current partition, or one that no member reads and this one retries, or nil.

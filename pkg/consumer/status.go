@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
 )
 
 // Status describes a consumer. It marshals to JSON, with durations in nanoseconds, and contains no payloads and no keys.
@@ -37,7 +39,7 @@ type PartitionStatus struct {
 	Partition int32         `json:"partition"`
 	Lag       int64         `json:"lag"`   // offsets that are not finished; refreshed every 3 s while nothing is fetched
 	Oldest    time.Duration `json:"-"`     // age of the oldest message that was read and is not finished; 0 if there is none; oldest_s in JSON
-	Stuck     bool          `json:"stuck"` // nothing was finished for longer than the timeout of the slowest handler
+	Stuck     bool          `json:"stuck"` // nothing that is due was finished for longer than the timeout of the slowest handler
 }
 
 // HandlerStatus describes a handler.
@@ -122,7 +124,7 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 		if p.located {
 			list = append(list, PartitionStatus{
 				Topic: p.tp.Topic, Partition: p.tp.Partition, Lag: p.lagLocked(), Oldest: p.oldestLocked(),
-				Stuck: len(p.entries) > 0 && time.Since(p.progressAt) > slowest,
+				Stuck: p.isStuckLocked(slowest),
 			})
 		}
 		p.mu.Unlock()
@@ -131,6 +133,22 @@ func (c *Consumer) partitionStatus() []PartitionStatus {
 		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	return list
+}
+
+// isStuckLocked reports whether the partition has made no progress for longer than most.
+func (p *partition) isStuckLocked(most time.Duration) bool {
+	if len(p.entries) == 0 {
+		return false
+	}
+
+	since := p.progressAt
+	// In a retry topic, each message waits for its time.
+	if first := p.entries[0].m; first != nil {
+		if due, ok := parseTimeHeader(first, record.HeaderRetryDue); ok && due.After(since) {
+			since = due
+		}
+	}
+	return time.Since(since) > most
 }
 
 // handlerStatus describes the handlers in the order of their registration.

@@ -14,8 +14,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/internal/service/transport"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/telemetry"
 )
@@ -23,18 +25,49 @@ import (
 // gauges stores the last lag and age of a partition.
 type gauges struct {
 	telemetry.Discard
-	lag, oldest atomic.Int64
+	lag, oldest, assigned atomic.Int64
 }
 
 func (g *gauges) Measure(m telemetry.Measurement) {
 	switch m.Metric {
 	case telemetry.Lag:
 		g.lag.Store(m.N)
+	case telemetry.Assigned:
+		g.assigned.Store(m.N)
 	case telemetry.Oldest:
 		g.oldest.Store(int64(m.Took))
 	default:
 		// No test reads the other figures.
 	}
+}
+
+func TestAPartitionWhoseMessagesAreNotDueIsNotStuck(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer(consumer.WithTimeout(100*time.Millisecond), consumer.WithRetryTopics(time.Hour))
+	addHandler(t, c, "counted", nop)
+	retries := transport.RetryTopicName(k.topic, k.group, 1)
+	stacktest.CreateTopic(t, retries, 1)
+	waits := newMessage("a", "counted", "0")
+	waits.SetHeader(record.HeaderOnly, []byte(k.group+"/counted"))
+	waits.SetHeader(record.HeaderRetryDue, []byte(time.Now().Add(time.Hour).Format(time.RFC3339)))
+	if err := k.kafka.Publish(k.context(), retries, newRecords(waits)); err != nil {
+		t.Fatal(err)
+	}
+
+	k.start(c)
+	var readAt time.Time
+	k.waitUntil("the message to wait in memory for longer than the timeout", func(context.Context) bool {
+		for _, p := range c.Status().Partitions {
+			if p.Stuck {
+				t.Errorf("the partition is stuck: %+v", p)
+			}
+			if p.Topic == retries && p.Oldest > 0 && readAt.IsZero() {
+				readAt = time.Now()
+			}
+		}
+		return !readAt.IsZero() && time.Since(readAt) > 500*time.Millisecond
+	})
 }
 
 func TestStatusShowsAStuckPartition(t *testing.T) {

@@ -251,22 +251,7 @@ func (s *session) readStrays(list []transport.TopicPartition) {
 	}
 	s.partitionsMu.Unlock()
 
-	rooms := s.listRooms()
-	s.roomsMu.Lock()
-	defer s.roomsMu.Unlock()
-	if s.closing {
-		return
-	}
-	// A handler that has taken no message has no room yet.
-	for _, p := range added {
-		s.loops.Go(func() {
-			for _, r := range rooms {
-				if r.load(p.serveCtx, []*partition{p}) != nil {
-					return
-				}
-			}
-		})
-	}
+	s.loadQueues(added)
 }
 
 // dropStrayLocked ends the retries of a partition that a member reads now, or that has no messages any more.

@@ -30,8 +30,7 @@ type track struct {
 
 	// Only the track of a message that is set aside has the following fields.
 	waiting      *setaside.Message
-	isPostponed  bool
-	postponedFor time.Duration
+	postponedFor time.Duration // 0 unless the message failed again
 }
 
 // task is one message for one handler.
@@ -195,25 +194,27 @@ func (t *track) waitYielding(wait time.Duration) {
 		return
 	}
 
-	t.yieldSlots(func() {
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	t.yieldSlots(func() { awaitSignal(t, timer.C) })
+}
 
-		for {
-			// The channel is read before the check. A pause in between closes it.
-			_, changed := t.p.s.c.gate.currentState()
-			if t.mustStop() {
-				return
-			}
-
-			select {
-			case <-timer.C:
-				return
-			case <-changed:
-			case <-t.p.serveCtx.Done():
-			}
+// awaitSignal blocks until signal has an element or is closed. It returns false if the track must stop before.
+func awaitSignal[T any](track *track, signal <-chan T) bool {
+	for {
+		// The channel is read before the check. A pause in between closes it.
+		_, changed := track.p.s.c.gate.currentState()
+		if track.mustStop() {
+			return false
 		}
-	})
+
+		select {
+		case <-signal:
+			return true
+		case <-changed:
+		case <-track.p.serveCtx.Done():
+		}
+	}
 }
 
 // repeatStep calls step until it succeeds, and reports each failure: "cannot DOING; it is tried again". Other lanes use the slots of

@@ -28,20 +28,7 @@ func (t *track) room() *waitingRoom {
 // awaitRoom blocks until the stored queues of the handler are known. It returns false if the track must stop before.
 func (t *track) awaitRoom() bool {
 	room := t.room()
-	for room != nil {
-		_, changed := t.p.s.c.gate.currentState()
-		if t.mustStop() {
-			return false
-		}
-
-		select {
-		case <-room.loaded:
-			return true
-		case <-changed:
-		case <-t.p.serveCtx.Done():
-		}
-	}
-	return true
+	return room == nil || awaitSignal(t, room.loaded)
 }
 
 // queueOf returns the queue of task, and false if task has no key, so that no message follows it.
@@ -195,8 +182,9 @@ func (t *track) holdsUpOthers(task task) bool {
 }
 
 // waitForChange blocks until the suspension changes, but at most for roomPoll. Other lanes use the slots of the track
-// during the wait.
+// during the wait. The lane does not wait for the database any more.
 func (t *track) waitForChange(permit permit) {
+	t.trouble.markBack(t)
 	t.yieldSlots(func() {
 		timer := time.NewTimer(roomPoll)
 		defer timer.Stop()
@@ -337,10 +325,9 @@ func (t *track) storeWaiting(current task, message *setaside.Message, wait time.
 func (t *track) postpone(task task, wait time.Duration) bool {
 	t.waiting.Attempts = attemptsForStore(task.share.attempts, time.Now())
 	t.postponedFor = wait
-	t.isPostponed = t.repeatStep("store the failure of a message that is set aside", func() error {
+	return t.repeatStep("store the failure of a message that is set aside", func() error {
 		return t.p.s.c.waiting.Postpone(t.p.drainCtx, t.waiting, wait)
 	})
-	return t.isPostponed
 }
 
 // handleWaiting handles a message that is set aside. The transaction that handles it removes it.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -20,7 +21,7 @@ type trouble struct {
 
 	mu           sync.Mutex
 	databaseAway bool
-	timer        *time.Timer // of the wait for the database
+	timer        *time.Timer // of the wait for the database; nil without one
 	waitID       int         // changes with each wait, so that a timer that fires too late does nothing
 }
 
@@ -55,7 +56,36 @@ func (o *trouble) stopWatching() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.waitID++
-	o.timer.Stop()
+	if o.timer != nil {
+		o.timer.Stop()
+		o.timer = nil
+	}
+}
+
+// noteResponse begins the wait for the next response of the database, if the lane waits for one.
+func (o *trouble) noteResponse(track *track) {
+	o.markBack(track)
+	o.mu.Lock()
+	isWatched := o.timer != nil
+	o.mu.Unlock()
+	if isWatched {
+		o.stopWatching()
+		o.watchDatabase(track, maxQuerySilence)
+	}
+}
+
+// markBack removes the lane from the lanes that cannot reach the database.
+func (o *trouble) markBack(track *track) {
+	var report func()
+	o.mu.Lock()
+	if o.databaseAway {
+		o.databaseAway = false
+		report = track.p.s.outage.removeLane()
+	}
+	o.mu.Unlock()
+	if report != nil {
+		report()
+	}
 }
 
 // markAway adds the lane to the lanes that cannot reach the database, if isCurrentLocked is nil or returns true.
@@ -97,6 +127,11 @@ func (o *trouble) waitOut(track *track, err error) bool {
 	case errors.Is(err, errNoLog):
 		track.p.reportTrouble("cannot read the end of the partition; its messages wait", err, "handler", track.reg.name)
 
+	// MongoDB has responded, so other lanes go on.
+	case mongodb.IsConflict(err):
+		o.markBack(track)
+		track.p.reportTrouble("cannot handle messages: another transaction holds documents of the inbox; they wait", err, "handler", track.reg.name)
+
 	case errors.Is(err, inbox.ErrStale):
 		// The messages are fetched again: those in memory may belong to the previous topic of that name.
 		track.p.detachHandler(track.reg)
@@ -115,17 +150,7 @@ func (o *trouble) waitOut(track *track, err error) bool {
 // clearTrouble resets the backoff, and removes the lane from the lanes that cannot reach the database.
 func (o *trouble) clearTrouble(track *track) {
 	o.backoff = nil
-
-	var report func()
-	o.mu.Lock()
-	if o.databaseAway {
-		o.databaseAway = false
-		report = track.p.s.outage.removeLane()
-	}
-	o.mu.Unlock()
-	if report != nil {
-		report()
-	}
+	o.markBack(track)
 }
 
 // outageError reports that the database does not respond, and later that it responds again. In

@@ -206,24 +206,38 @@ func (r *waitingRoom) isFull() bool {
 	return r.count >= max(r.reg.retry.MaxWaiting, 0)
 }
 
-// load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.
-func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
-	partitions := map[string][]int32{}
-	for _, p := range list {
-		partitions[p.tp.Topic] = append(partitions[p.tp.Topic], p.tp.Partition)
+// loadQueues starts to load the queues of some partitions in each room, and returns a channel that is closed after that. A room that is
+// opened later loads the queues of all partitions. It loads nothing if the session ends.
+func (s *session) loadQueues(list []*partition) (loaded <-chan struct{}) {
+	rooms, done := s.listRooms(), make(chan struct{})
+	s.roomsMu.Lock()
+	defer s.roomsMu.Unlock()
+	if s.closing {
+		return done
 	}
 
-	for topic, list := range partitions {
-		err := r.repeat(ctx, loading, func() error {
-			heads, err := r.s.c.waiting.Heads(ctx, r.handler, topic, list)
-			r.addHeads(topic, heads)
-			return err
-		})
-		if err != nil {
-			return err
+	s.loops.Go(func() {
+		defer close(done)
+		for _, r := range rooms {
+			if r.load(s.serveCtx, list) != nil {
+				return
+			}
 		}
+	})
+	return done
+}
+
+// load reads the queues of some partitions. It repeats that until it succeeds or ctx ends.
+func (r *waitingRoom) load(ctx context.Context, list []*partition) error {
+	places := make([]setaside.Place, len(list))
+	for i, p := range list {
+		places[i] = r.place(p.tp)
 	}
-	return nil
+	return r.repeat(ctx, loading, func() error {
+		heads, err := r.s.c.waiting.Heads(ctx, places)
+		r.addHeads(heads)
+		return err
+	})
 }
 
 // unpreparedError reports that a handler that was registered while the consumer runs cannot be prepared, for example because of
@@ -342,11 +356,14 @@ func (r *waitingRoom) forget(tp transport.TopicPartition) {
 }
 
 // addHeads schedules the queues that were read from the store.
-func (r *waitingRoom) addHeads(topic string, heads []setaside.Head) {
+func (r *waitingRoom) addHeads(heads []setaside.Head) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range heads {
-		queue := r.findQueueLocked(queueKey{transport.TopicPartition{Topic: topic, Partition: h.Partition}, h.Queue})
-		r.scheduleLocked(queue, time.Now().Add(h.Wait))
+		tp := transport.TopicPartition{Topic: h.Topic, Partition: h.Partition}
+		// The partition may have been given back during the read.
+		if r.s.findPartition(tp) != nil {
+			r.scheduleLocked(r.findQueueLocked(queueKey{tp, h.Digest}), time.Now().Add(h.Wait))
+		}
 	}
 }

@@ -49,18 +49,45 @@ func (s *session) carryOutRequest(request *setaside.Request) {
 	}
 
 	if request.Discards > 0 {
-		messages, err := s.c.waiting.Discarded(s.serveCtx, request.Queue)
-		if err != nil && s.serveCtx.Err() == nil {
-			partition.reportTrouble("cannot read the messages that an operator discarded; they are read again", err, "handler", request.Handler)
+		done := make(chan struct{})
+		// A drain waits for the message in progress, within its limit.
+		started := partition.goWorker(func() {
+			defer close(done)
+			partition.giveUpQueue(request)
+		})
+		if !started {
+			return
 		}
-		for i := range messages {
-			partition.giveUpDiscarded(&messages[i])
+		select {
+		case <-done:
+		case <-partition.serveCtx.Done():
+			return
 		}
 	}
 
 	if reg := s.c.findByConsumer(request.Handler); reg != nil {
 		reg.suspension.allowProbe()
 		s.openRoom(reg).hasten(queueKey{partition.tp, request.Digest})
+	}
+}
+
+// giveUpQueue gives up the messages of a queue that are discarded. After requestPoll it leaves the rest to the next look for requests,
+// so that no queue holds up the others.
+func (p *partition) giveUpQueue(request *setaside.Request) {
+	for began := time.Now(); time.Since(began) < requestPoll; {
+		messages, err := p.s.c.waiting.Discarded(p.serveCtx, request.Queue)
+		if err != nil && p.serveCtx.Err() == nil {
+			p.reportTrouble("cannot read the messages that an operator discarded; they are read again", err, "handler", request.Handler)
+		}
+		if len(messages) == 0 {
+			return
+		}
+
+		for i := range messages {
+			if p.serveCtx.Err() != nil || !p.giveUpDiscarded(&messages[i]) {
+				return
+			}
+		}
 	}
 }
 

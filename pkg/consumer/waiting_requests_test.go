@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
 	"github.com/outrelay/outrelay/internal/lab/setasidetest"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -128,6 +132,64 @@ func TestADiscardedMessageBecomesADeadLetterAndItsKeyGoesOn(t *testing.T) {
 		return nil
 	}}, 1)
 	k.waitCount("effects", 3)
+}
+
+// A stop waits for the message in progress, not for a queue that an operator has discarded, and no member loads such a queue at once.
+func TestADiscardedQueueHoldsUpNoStop(t *testing.T) {
+	t.Parallel()
+	const n = 500
+	var most atomic.Int64 // documents of the largest response
+	countDocuments := options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
+		var reply struct {
+			Cursor struct {
+				NS         string     `bson:"ns"`
+				FirstBatch []bson.Raw `bson:"firstBatch"`
+				NextBatch  []bson.Raw `bson:"nextBatch"`
+			} `bson:"cursor"`
+		}
+		// Other replies have no cursor.
+		if bson.Unmarshal(e.Reply, &reply) == nil && strings.HasSuffix(reply.Cursor.NS, "."+setaside.DefaultCollection) {
+			read := int64(len(reply.Cursor.FirstBatch) + len(reply.Cursor.NextBatch))
+			most.Store(max(most.Load(), read))
+		}
+	}})
+	quiet := consumer.WithErrorHook(func(context.Context, error) {})
+	k := newKit(t, 1)
+	member := newKitOf(k, countDocuments)
+
+	var list []*setaside.Message
+	for i := range n {
+		message := setasidetest.NewMessage("a", 0, int64(i), 1)
+		message.Place = setaside.Place{Handler: k.group + "/counted", Topic: k.topic}
+		message.ID = setaside.MessageID(message.Place, 0, message.Offset, "")
+		list = append(list, message)
+	}
+	if err := setaside.New(k.db, setaside.DefaultCollection).Add(k.context(), time.Hour, list...); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.newWaitingDesk().Discard(k.context(), setaside.Query{Group: k.group}, "ann"); got != n || err != nil {
+		t.Fatalf("messages to discard: got %d (%v), want %d", got, err, n)
+	}
+
+	// The room retries the queue as well, so it finds a suspended handler.
+	c := member.newConsumer(quiet, consumer.WithRetry(waitsForever))
+	addHandler(t, c, "counted", k.insertInto("effects"))
+	c.PauseHandler("counted")
+	stop := member.start(c)
+	k.waitCount(deadletter.DefaultCollection, 1)
+	stop()
+	if letters := k.countDocuments(deadletter.DefaultCollection); letters > n/2 {
+		t.Errorf("%d messages were given up before Run ended", letters)
+	}
+
+	again := member.newConsumer(quiet, consumer.WithRetry(waitsForever))
+	addHandler(t, again, "counted", k.insertInto("effects"))
+	member.start(again)
+	k.untilNoneWaits()
+	k.untilLetters(n)
+	if most.Load() > 100 {
+		t.Errorf("documents of one response: got %d, want at most 100", most.Load())
+	}
 }
 
 // A message may be given up twice, for example after its offset was reset. Its notification exists then. The hook gets no message

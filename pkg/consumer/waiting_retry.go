@@ -98,68 +98,57 @@ func (r *waitingRoom) sleep(ctx context.Context, idle permit) {
 	}
 }
 
-// retryQueue tries the messages of a queue, one after another, until one of them fails or the queue is empty. A probe is
-// for one message. It calls release before it waits for a lane.
+// retryQueue tries the first message of a queue, and then returns the queue or removes it if it is empty. Then the queue that is due
+// first follows, so that a key with many messages holds up no other keys. It calls release before it waits for a lane.
 func (r *waitingRoom) retryQueue(partition *partition, queue *waitingQueue, probe int, release func()) {
 	defer r.reg.suspension.endProbe(probe)
-
-	for {
-		// removeQueue compares this number, so it keeps a queue to which a message is added after the read.
-		added := r.addedTo(queue)
-		message, err := r.s.c.waiting.First(partition.s.drainCtx, r.place(queue.key.tp), queue.key.queue)
-		if err != nil {
-			partition.reportTrouble("cannot read a message that is set aside; it is read again", err, "handler", r.reg.name)
-			r.returnQueue(queue, time.Now().Add(interruptedPause))
-			return
-		}
-		if message == nil {
-			if r.removeQueue(queue, added) {
-				return
-			}
-			continue
-		}
-
-		// The handler must not get it any more.
-		if message.Discarded != nil {
-			if !partition.giveUpDiscarded(message) {
-				r.returnQueue(queue, time.Now().Add(interruptedPause))
-				return
-			}
-			continue
-		}
-
-		// The lane began with a later message of the key before an operator requeued this one.
-		if attempted := partition.attemptOfLane(r.reg, message); attempted != nil {
-			r.reg.suspension.endProbe(probe)
-			release()
-			select {
-			case <-attempted:
-			case <-partition.serveCtx.Done():
-			}
-			r.returnQueue(queue, time.Now())
-			return
-		}
-
-		track := partition.newRetryTrack(r.reg, message)
-		if !track.acquireSlots() {
-			r.returnQueue(queue, time.Now())
-			return
-		}
-		finished := track.handleAlone(track.waitingTask())
-		track.releaseSlots()
-
-		switch {
-		case !finished:
-			r.returnQueue(queue, time.Now().Add(interruptedPause))
-			return
-		case track.isPostponed:
-			r.returnQueue(queue, time.Now().Add(track.postponedFor))
-			return
-		case probe != 0 || track.mustStop() || r.reg.suspension.probesOnly():
-			r.returnQueue(queue, time.Now())
-			return
-		}
+	// removeQueue compares this number, so it keeps a queue to which a message is added after the read.
+	added := r.addedTo(queue)
+	message, err := r.s.c.waiting.First(partition.s.drainCtx, r.place(queue.key.tp), queue.key.queue)
+	if err != nil {
+		partition.reportTrouble("cannot read a message that is set aside; it is read again", err, "handler", r.reg.name)
+		r.returnQueue(queue, interruptedPause)
+		return
 	}
+	if message == nil {
+		r.removeQueue(queue, added)
+		return
+	}
+
+	// The handler must not get it any more.
+	if message.Discarded != nil {
+		wait := time.Duration(0)
+		if !partition.giveUpDiscarded(message) {
+			wait = interruptedPause
+		}
+		r.returnQueue(queue, wait)
+		return
+	}
+
+	// The lane began with a later message of the key before an operator requeued this one.
+	if attempted := partition.attemptOfLane(r.reg, message); attempted != nil {
+		r.reg.suspension.endProbe(probe)
+		release()
+		select {
+		case <-attempted:
+		case <-partition.serveCtx.Done():
+		}
+		r.returnQueue(queue, 0)
+		return
+	}
+
+	track := partition.newRetryTrack(r.reg, message)
+	if !track.acquireSlots() {
+		r.returnQueue(queue, 0)
+		return
+	}
+	finished := track.handleAlone(track.waitingTask())
+	track.releaseSlots()
+	if !finished {
+		r.returnQueue(queue, interruptedPause)
+		return
+	}
+	r.returnQueue(queue, track.postponedFor)
 }
 
 // addedTo returns how many messages were added to the queue so far.
@@ -169,32 +158,35 @@ func (r *waitingRoom) addedTo(queue *waitingQueue) int {
 	return queue.added
 }
 
-// returnQueue ends the work on a queue, which is due again at the given time.
-func (r *waitingRoom) returnQueue(queue *waitingQueue, due time.Time) {
+// returnQueue ends the work on a queue, which is due again after wait.
+func (r *waitingRoom) returnQueue(queue *waitingQueue, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.returnQueueLocked(queue, wait)
+}
+
+func (r *waitingRoom) returnQueueLocked(queue *waitingQueue, wait time.Duration) {
 	queue.running = false
 	if r.queues[queue.key] == queue {
-		r.scheduleLocked(queue, due)
+		r.scheduleLocked(queue, time.Now().Add(wait))
 	}
 }
 
-// removeQueue removes a queue that was found empty when it had the given number of added messages. It returns false if
-// messages were added since: the worker has to look again. If a message is being added, the queue stays, and endAdd
-// schedules it.
-func (r *waitingRoom) removeQueue(queue *waitingQueue, added int) bool {
+// removeQueue removes a queue that was found empty when it had the given number of added messages. If messages were added since, it
+// returns the queue instead. If a message is being added, the queue stays, and endAdd schedules it.
+func (r *waitingRoom) removeQueue(queue *waitingQueue, added int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	if queue.added != added {
-		return false
+		r.returnQueueLocked(queue, 0)
+		return
 	}
 	queue.running = false
 	if queue.adding == 0 && r.queues[queue.key] == queue {
 		delete(r.queues, queue.key)
 		r.size.Add(-1)
 	}
-	return true
 }
 
 // dropQueue removes a queue for which no worker could start, because its partition was given back. If the member has got the partition

@@ -11,7 +11,13 @@ import (
 // rateStore stores the rate limits of a DB. Its zero value is ready to use.
 type rateStore struct {
 	mu   sync.Mutex
-	next map[string]time.Time // the first free slot of each limit
+	next map[string]freeSlot // of each limit
+}
+
+// freeSlot is the first free slot of a limit, after a reservation with this time between calls.
+type freeSlot struct {
+	at    time.Time
+	every time.Duration
 }
 
 // Reserve reserves slots by the clock of this process: see rates.Store.
@@ -20,12 +26,18 @@ func (s *rateStore) Reserve(_ context.Context, limit rates.Limit, n int) (time.D
 	defer s.mu.Unlock()
 	now := time.Now()
 	first := now.Add(-limit.Window())
-	if next := s.next[limit.Name]; next.After(first) {
-		first = next
+
+	next := s.next[limit.Name]
+	if soon := now.Add(limit.Every); next.every != limit.Every && next.at.After(soon) {
+		next.at = soon
 	}
+	if next.at.After(first) {
+		first = next.at
+	}
+
 	if s.next == nil {
-		s.next = map[string]time.Time{}
+		s.next = map[string]freeSlot{}
 	}
-	s.next[limit.Name] = first.Add(time.Duration(n) * limit.Every)
+	s.next[limit.Name] = freeSlot{first.Add(time.Duration(n) * limit.Every), limit.Every}
 	return first.Sub(now), nil
 }

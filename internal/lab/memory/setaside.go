@@ -182,17 +182,14 @@ func (s *setAsideStore) Remove(ctx context.Context, message *setaside.Message) (
 	})
 }
 
-// Heads returns the queues of a handler in these partitions of a topic.
-func (s *setAsideStore) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []setaside.Head, err error) {
-	isWanted := func(message *setAsideMessage) bool {
-		return message.Handler == handler && message.Topic == topic && slices.Contains(partitions, message.Partition)
-	}
-
+// Heads returns the queues of these places.
+func (s *setAsideStore) Heads(ctx context.Context, places []setaside.Place) (heads []setaside.Head, err error) {
+	isWanted := func(message *setAsideMessage) bool { return slices.Contains(places, message.Place) }
 	return readSnapshot(ctx, s.db, func(tx *tx) (heads []setaside.Head) {
-		for _, m := range s.firstMessages(tx, isWanted) {
+		for key, m := range s.firstMessages(tx, isWanted) {
 			// Without a due time the wait is 0.
 			wait := max(0, time.Until(m.due))
-			heads = append(heads, setaside.Head{Partition: m.Partition, Queue: m.Queue, Wait: wait})
+			heads = append(heads, setaside.Head{Queue: setaside.Queue{Place: key.Place, Digest: key.queue}, Wait: wait})
 		}
 		return heads
 	})
@@ -389,7 +386,7 @@ func (s *setAsideStore) Discarded(ctx context.Context, queue setaside.Queue) ([]
 			}
 		}
 		slices.SortFunc(found, compareInQueue)
-		for _, m := range found {
+		for _, m := range found[:min(len(found), setaside.MaxDiscarded)] {
 			list = append(list, copySetAside(&m.Message))
 		}
 		return list

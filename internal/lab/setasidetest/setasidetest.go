@@ -303,19 +303,24 @@ func attemptsAndDueTimesAreStored(suite suite) {
 		suite.Fatal(err)
 	}
 	suite.add(NewMessage("a", 0, 12, 0), untried)
+	// A query for two places may find others: each topic has each partition number.
+	second, third := setaside.Place{Handler: Orders.Handler, Topic: "refunds", Partition: 1}, Orders
+	third.Partition = second.Partition
+	suite.add(newMessageAt(second, 1), newMessageAt(third, 2))
 
 	waits := func() map[setaside.Digest]time.Duration {
 		suite.Helper()
-		heads, err := suite.Store.Heads(suite.Context(), Orders.Handler, Orders.Topic, []int32{1, Orders.Partition})
+		heads, err := suite.Store.Heads(suite.Context(), []setaside.Place{Orders, second})
 		if err != nil {
 			suite.Fatal(err)
 		}
 		out := map[setaside.Digest]time.Duration{}
 		for _, h := range heads {
-			if h.Partition != Orders.Partition {
-				suite.Errorf("a queue of partition %d", h.Partition)
+			if h.Place == Orders {
+				out[h.Digest] = h.Wait
+			} else if h.Place != second {
+				suite.Errorf("a queue of %+v", h.Place)
 			}
-			out[h.Queue] = h.Wait
 		}
 		return out
 	}

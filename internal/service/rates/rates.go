@@ -2,6 +2,7 @@
 //
 // A limit is a row of slots, one for each call, with the same distance in time. A member reserves a block of slots with one write, and
 // uses each slot when its time has come. So the members together never exceed the limit. A slot that is not used in time is lost.
+// Slots that were reserved for another rate hold up no later reservation.
 //
 // Order: reservations of one limit follow each other. Blocking: Reserve is one command, without a retry. Cost: one write for a block.
 package rates
@@ -33,7 +34,8 @@ func (l Limit) Window() time.Duration { return time.Duration(l.Burst-1) * l.Ever
 // Store stores the slots of limits.
 type Store interface {
 	// Reserve reserves n slots. The first one is after the last reserved one, and at most the window of the limit before the present
-	// time. It returns the time from the present to the first slot, which is negative if the slot lies in the past.
+	// time. If the last reservation was for another rate, the first one is at most one call after the present time. Reserve returns the
+	// time from the present to the first slot, which is negative if the slot lies in the past.
 	Reserve(ctx context.Context, limit Limit, n int) (time.Duration, error)
 }
 
@@ -46,15 +48,23 @@ func NewMongo(db *mongo.Database) *Mongo {
 	return &Mongo{db.Collection(record.RatesCollection, opts)}
 }
 
-// Reserve reserves slots by the clock of the server: see Store.Reserve. The document of a limit is {_id, first, next, now}, in
-// microseconds: the first slot of the last reservation, the first free slot, and the time of the reservation.
+// Reserve reserves slots by the clock of the server: see Store.Reserve. The document of a limit is {_id, first, next, now, every},
+// in microseconds: the first slot of the last reservation, the first free slot, the time of the reservation, and its time between calls.
 func (m *Mongo) Reserve(ctx context.Context, limit Limit, n int) (time.Duration, error) {
 	now := bson.D{{Key: "$multiply", Value: bson.A{bson.D{{Key: "$toLong", Value: "$$NOW"}}, int64(1000)}}}
+	every := limit.Every.Microseconds()
 	earliest := bson.D{{Key: "$subtract", Value: bson.A{"$now", limit.Window().Microseconds()}}}
+	soon := bson.D{{Key: "$add", Value: bson.A{"$now", every}}}
+	isStale := bson.D{{Key: "$and", Value: bson.A{
+		bson.D{{Key: "$ne", Value: bson.A{"$every", every}}}, bson.D{{Key: "$gt", Value: bson.A{"$next", soon}}},
+	}}}
+	next := bson.D{{Key: "$cond", Value: bson.A{isStale, soon, "$next"}}}
 	update := mongo.Pipeline{
 		{{Key: "$set", Value: bson.D{{Key: "now", Value: now}}}},
-		{{Key: "$set", Value: bson.D{{Key: "first", Value: bson.D{{Key: "$max", Value: bson.A{"$next", earliest}}}}}}},
-		{{Key: "$set", Value: bson.D{{Key: "next", Value: bson.D{{Key: "$add", Value: bson.A{"$first", int64(n) * limit.Every.Microseconds()}}}}}}},
+		{{Key: "$set", Value: bson.D{{Key: "first", Value: bson.D{{Key: "$max", Value: bson.A{next, earliest}}}}}}},
+		{{Key: "$set", Value: bson.D{
+			{Key: "next", Value: bson.D{{Key: "$add", Value: bson.A{"$first", int64(n) * every}}}}, {Key: "every", Value: every},
+		}}},
 	}
 
 	// The driver would repeat FindOneAndUpdate without a pause until the deadline of ctx.

@@ -44,8 +44,8 @@ type Store interface {
 	// Remove deletes m. It returns false if m does not exist.
 	Remove(ctx context.Context, m *Message) (bool, error)
 
-	// Heads returns the queues of a handler in these partitions of a topic.
-	Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error)
+	// Heads returns the queues of these places.
+	Heads(ctx context.Context, places []Place) ([]Head, error)
 
 	// Waiting returns those of the queues that have messages.
 	Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error)
@@ -70,7 +70,8 @@ type Store interface {
 	// given up.
 	Requested(ctx context.Context, group string) ([]Request, error)
 
-	// Discarded returns the messages of a queue that operators have discarded, in order.
+	// Discarded returns messages of a queue that operators have discarded, in order: at most MaxDiscarded, of which some may be gone
+	// already. Call it again after these are given up.
 	Discarded(ctx context.Context, queue Queue) ([]Message, error)
 
 	// Stored returns those of the ids that messages have.
@@ -91,10 +92,12 @@ type Request struct {
 
 // Head is a queue with messages.
 type Head struct {
-	Partition int32
-	Queue     Digest
-	Wait      time.Duration // until the first message is due; 0 if it is due
+	Queue
+	Wait time.Duration // until the first message is due; 0 if it is due
 }
+
+// MaxDiscarded is how many messages Discarded returns at once. All of them are in memory, with their values.
+const MaxDiscarded = 16
 
 // DefaultCollection is the name of the collection of messages that are set aside.
 const DefaultCollection = "inbox_waiting"
@@ -302,50 +305,6 @@ func (s *Collection) Remove(ctx context.Context, message *Message) (bool, error)
 	return res.DeletedCount > 0, nil
 }
 
-// Heads returns the queues of a handler: see Store.
-func (s *Collection) Heads(ctx context.Context, handler, topic string, partitions []int32) (heads []Head, err error) {
-	err = s.afterCommitted(ctx, func(ctx context.Context) (err error) {
-		heads, err = s.readHeads(ctx, handler, topic, partitions)
-		return err
-	})
-	return heads, err
-}
-
-func (s *Collection) readHeads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
-	// The index `queues` has this order, so the server does not sort in memory.
-	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
-	type head struct {
-		ID struct {
-			Partition int32  `bson:"p"`
-			Queue     Digest `bson:"q"`
-		} `bson:"_id"`
-		Wait *int64 `bson:"wait"` // milliseconds; nil while the first message is untried
-	}
-	docs, err := aggregate[head](ctx, s, "reading the queues of "+handler, mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{
-			{Key: "h", Value: handler}, {Key: "t", Value: topic}, {Key: "p", Value: bson.D{{Key: "$in", Value: partitions}}},
-		}}},
-		{{Key: "$sort", Value: order}},
-		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: bson.D{{Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}},
-			{Key: "due", Value: bson.D{{Key: "$first", Value: "$due"}}},
-		}}},
-		{{Key: "$project", Value: bson.D{{Key: "wait", Value: bson.D{{Key: "$subtract", Value: bson.A{"$due", "$$NOW"}}}}}}},
-	})
-	if err != nil {
-		return nil, err
-	}
-
-	heads := make([]Head, len(docs))
-	for i, d := range docs {
-		heads[i] = Head{Partition: d.ID.Partition, Queue: d.ID.Queue}
-		if d.Wait != nil {
-			heads[i].Wait = max(0, time.Duration(*d.Wait)*time.Millisecond)
-		}
-	}
-	return heads, nil
-}
-
 // Waiting returns those of the queues that have messages: see Store.
 func (s *Collection) Waiting(ctx context.Context, place Place, queues []Digest) ([]Digest, error) {
 	if len(queues) == 0 {
@@ -396,11 +355,10 @@ func (s *Collection) Failing(ctx context.Context, handler string, limit int) (in
 
 // Requested returns the queues of a group for which operators have requested something: see Store. It reads the index alone.
 func (s *Collection) Requested(ctx context.Context, group string) ([]Request, error) {
-	key := bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
 	oneIfDiscarded := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$gt", Value: bson.A{"$dc.at", nil}}}, 1, 0}}}
 	return aggregate[Request](ctx, s, "looking for requests of operators", mongo.Pipeline{
 		{{Key: "$match", Value: append(inGroup(group), isRequested...)}},
-		{{Key: "$group", Value: bson.D{{Key: "_id", Value: key}, {Key: "discards", Value: bson.D{{Key: "$sum", Value: oneIfDiscarded}}}}}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: queueID}, {Key: "discards", Value: bson.D{{Key: "$sum", Value: oneIfDiscarded}}}}}},
 		{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{"$_id", bson.D{{Key: "discards", Value: "$discards"}}}}}}},
 	})
 }
@@ -408,9 +366,9 @@ func (s *Collection) Requested(ctx context.Context, group string) ([]Request, er
 // Discarded returns the messages of a queue that operators have discarded: see Store.
 func (s *Collection) Discarded(ctx context.Context, queue Queue) ([]Message, error) {
 	filter := slices.Concat(inQueue(queue.Place, queue.Digest), isRequested, isDiscarded)
-	cur, err := cursor.Find(ctx, s.coll, filter)
+	cur, err := cursor.Find(ctx, s.coll, filter, options.Find().SetLimit(MaxDiscarded))
 	list, err := cursor.All[Message](ctx, "reading discarded messages", cur, err)
-	// The index of the requests has no offsets, and a queue has few discarded messages.
+	// The index of the requests has no offsets.
 	slices.SortFunc(list, func(a, b Message) int {
 		return cmp.Or(cmp.Compare(a.Generation, b.Generation), cmp.Compare(a.Offset, b.Offset))
 	})
@@ -456,6 +414,9 @@ func aggregate[T any](ctx context.Context, collection *Collection, doing string,
 
 // queueOrder is the order of the messages of a queue.
 var queueOrder = bson.D{{Key: "g", Value: 1}, {Key: "o", Value: 1}}
+
+// queueID groups messages by their Queue.
+var queueID = bson.D{{Key: "h", Value: "$h"}, {Key: "t", Value: "$t"}, {Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}
 
 // isRequested matches messages with a request of an operator. Another comparison would not use the partial index.
 var isRequested = bson.D{{Key: "rq", Value: bson.D{{Key: "$gt", Value: time.Time{}}}}}

@@ -82,7 +82,7 @@ func TestAStoredMessageIsNeverMissed(t *testing.T) {
 			return 1, err
 		},
 		"Heads": func() (int, error) {
-			heads, err := s.Heads(t.Context(), orders.Handler, orders.Topic, []int32{orders.Partition})
+			heads, err := s.Heads(t.Context(), []setaside.Place{orders})
 			return len(heads), err
 		},
 		"Waiting": func() (int, error) {
@@ -192,7 +192,7 @@ func TestEveryQueryUsesTheIndex(t *testing.T) {
 		"Postpone": func() error { return s.Postpone(t.Context(), m, time.Second) },
 		"Take":     func() error { _, err := s.Take(t.Context(), m); return err },
 		"Heads": func() error {
-			heads, err := s.Heads(t.Context(), orders.Handler, orders.Topic, []int32{0, orders.Partition})
+			heads, err := s.Heads(t.Context(), []setaside.Place{{Handler: orders.Handler, Topic: orders.Topic}, orders})
 			if len(heads) != 4 {
 				t.Errorf("queues: got %d, want 4", len(heads))
 			}

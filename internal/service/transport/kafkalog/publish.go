@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -117,12 +118,16 @@ func (c *Client) publishBatch(ctx context.Context, tp record.TopicPartition, lis
 }
 
 // CreateTopic creates a topic with the number of partitions of another one, so that a key is in the same
-// partition of both. The number of replicas and the settings are the defaults of the brokers. It does
-// nothing if the topic exists.
-func (c *Client) CreateTopic(ctx context.Context, name, like string) error {
+// partition of both. Its records stay for the time keep, or if that is 0, for the default of the brokers, and are not compacted. The
+// number of replicas and the other settings are the defaults of the brokers. It does nothing if the topic exists.
+func (c *Client) CreateTopic(ctx context.Context, name, like string, keep time.Duration) error {
 	n, err := c.countPartitions(ctx, like)
 	if err != nil {
 		return fmt.Errorf("creating topic %s: reading the partitions of %s: %w", name, like, err)
 	}
-	return c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n})
+	configs := map[string]string{"cleanup.policy": "delete"}
+	if keep > 0 {
+		configs["retention.ms"] = strconv.FormatInt(keep.Milliseconds(), 10)
+	}
+	return c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n, Configs: configs})
 }
