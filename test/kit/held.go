@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -61,29 +61,12 @@ func (s *Scene) DeleteTopic(aggregateType string) {
 	}
 }
 
-// SetTopicConfig changes one setting of the topic of an aggregate type.
+// SetTopicConfig changes one setting of the topic of an aggregate type. It blocks until a broker reports the change.
 func (s *Scene) SetTopicConfig(aggregateType, setting, value string) {
 	s.tb.Helper()
-	s.administer("setting "+setting+" of", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
-		res, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, topic)
-		for i := 0; err == nil && i < len(res); i++ {
-			err = res[i].Err
-		}
-		return err
-	})
-
-	// A broker applies the change later, on a busy machine after seconds.
-	applied := false
-	stacktest.Eventually(s.tb, "a broker reports "+setting, func() bool {
-		s.administer("reading "+setting+" of", aggregateType, func(ctx context.Context, admin *kadm.Client, topic string) error {
-			configs, err := admin.DescribeTopicConfigs(ctx, topic)
-			for _, config := range configs {
-				applied = slices.ContainsFunc(config.Configs, func(c kadm.Config) bool { return c.Key == setting && c.MaybeValue() == value })
-			}
-			return err
-		})
-		return applied
-	})
+	if err := devstack.SetTopic(s.tb.Context(), s.Brokers, s.TopicOf(aggregateType), setting, value); err != nil {
+		s.tb.Fatal(err)
+	}
 }
 
 // administer changes the topic of an aggregate type. doing describes the change in the failure message.

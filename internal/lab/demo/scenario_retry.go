@@ -278,7 +278,7 @@ func nameKeys(prefix string, first, n int) []string {
 func (s *stage) setAge(ctx context.Context, ms string) error {
 	var lastErr error
 	err := s.awaitCondition(ctx, "the setting of the topic", settleWithin, func() bool {
-		lastErr = s.stack.SetTopic(ctx, s.names.topicName(rejecting), ageSetting, ms)
+		lastErr = devstack.SetTopic(ctx, s.stack.Brokers(), s.names.topicName(rejecting), ageSetting, ms)
 		return lastErr == nil
 	})
 	if lastErr != nil && ctx.Err() == nil {

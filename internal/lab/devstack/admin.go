@@ -41,9 +41,11 @@ func checkBroker(ctx context.Context, addr string, id, n int) error {
 }
 
 // newClient returns a client for the plain listeners, and the function that closes it.
-func (s *Stack) newClient() (client *kafka.Client, closeClient func()) {
+func (s *Stack) newClient() (client *kafka.Client, closeClient func()) { return newClient(s.Brokers()) }
+
+func newClient(brokers []string) (client *kafka.Client, closeClient func()) {
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
-	client = &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	client = &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
 	return client, tr.CloseIdleConnections
 }
 
@@ -184,22 +186,22 @@ func (s *Stack) brokerByID(id int) *Member {
 	return nil
 }
 
-// SetTopic changes one setting of a topic, by Kafka's name. An empty value restores the default of the brokers. It
+// SetTopic changes one setting of a topic of the brokers, by Kafka's name. An empty value restores the default of the brokers. It
 // blocks until a broker reports the change.
-func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
+func SetTopic(ctx context.Context, brokers []string, topic, setting, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 
 	// A broker without a controller rejects the request for a while.
 	err := retryWhile(ctx, func() error {
-		cl, done := s.newClient()
+		cl, done := newClient(brokers)
 		defer done()
 		return alterTopic(ctx, cl, topic, setting, value)
 	}, isTransient)
 
 	if err == nil {
 		err = retryWhile(ctx, func() error {
-			cl, done := s.newClient()
+			cl, done := newClient(brokers)
 			defer done()
 			return hasSetting(ctx, cl, topic, setting, value)
 		}, func(err error) bool { return errors.Is(err, errNotApplied) || isTransient(err) })

@@ -232,7 +232,9 @@ func testSettings(t *testing.T, s *devstack.Stack) {
 		value string
 		want  error
 	}{{"0", kafka.InvalidTimestamp}, {"3600000", nil}, {"0", kafka.InvalidTimestamp}, {"", nil}} {
-		eventually(t, func() error { return s.SetTopic(ctx, topic, "message.timestamp.before.max.ms", c.value) })
+		eventually(t, func() error {
+			return devstack.SetTopic(ctx, s.Brokers(), topic, "message.timestamp.before.max.ms", c.value)
+		})
 		eventually(t, func() error {
 			old := kafka.NewRecordReader(kafka.Record{Time: time.Now().Add(-time.Second), Value: kafka.NewBytes([]byte("v"))})
 			res, err := cl.Produce(ctx, &kafka.ProduceRequest{Topic: topic, RequiredAcks: kafka.RequireAll, Records: old})
@@ -246,7 +248,7 @@ func testSettings(t *testing.T, s *devstack.Stack) {
 		})
 	}
 
-	if err := s.SetTopic(ctx, topic, "no.such.setting", "1"); err == nil {
+	if err := devstack.SetTopic(ctx, s.Brokers(), topic, "no.such.setting", "1"); err == nil {
 		t.Error("a setting that there is not was taken")
 	}
 }
