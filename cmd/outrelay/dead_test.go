@@ -67,7 +67,13 @@ func newGraveyardIn(t *testing.T, client *mongo.Client, uri string, n int) *grav
 			{Key: "class", Value: "record_rejected"},
 			{Key: "reason", Value: "rejected (87)\nby \x1b[31mit"},
 			{Key: "type", Value: "OrderPlaced"},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "key", Value: fmt.Sprint("k", i%2)},
+			{Key: "fingerprint", Value: "5f0c"},
+			{Key: "failure", Value: "rejected"},
+			{Key: "slot", Value: int32(0)},
 			{Key: "topic", Value: "orders"},
+			{Key: "partition", Value: int32(3)},
 			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
 			{Key: "attempts", Value: bson.A{bson.D{{Key: "at", Value: time.Now()}, {Key: "class", Value: "record_rejected"}, {Key: "reason", Value: "87"}}}},
 			{Key: "movedAt", Value: time.Now().Add(-time.Duration(n-i) * time.Minute)},
@@ -134,8 +140,15 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	}
 
 	var sum struct{ Groups []admin.DeadGroup }
-	if g.runCommand(0, &sum, "dead", "summary"); len(sum.Groups) != 1 || sum.Groups[0].Count != 5 {
+	if g.runCommand(0, &sum, "dead", "summary"); len(sum.Groups) != 1 || sum.Groups[0].Count != 5 || sum.Groups[0].Fingerprint != "5f0c" {
 		t.Errorf("unexpected result %+v", sum)
+	}
+	for n, condition := range map[int64][]string{
+		2: {"--key", "k1"}, 5: {"--fingerprint", sum.Groups[0].Fingerprint}, 3: {"--fingerprint", "5f0c", "--key", "k0"},
+	} {
+		if g.runCommand(0, &page, append([]string{"dead", "list"}, condition...)...); page.Total != n || *page.Items[0].Partition != 3 {
+			t.Errorf("%v: %+v", condition, page)
+		}
 	}
 	if text := g.runCommand(0, nil, "dead", "show", "d1"); !strings.Contains(text, `"type": "OrderPlaced"`) || !strings.Contains(text, "1 attempt\n") || !strings.Contains(text, "version        0") {
 		t.Errorf("unexpected output:\n%s", text)

@@ -212,7 +212,7 @@ func (l *leaderless) brokerReturns(t *testing.T, stack *devstack.Stack, broker *
 		l.owner.WaitForLog("lease lost")
 		l.owner.Kill()
 		l.standby.Kill()
-		killOwners(t, l.s, "mid-waiting-write:2", "after-produce-before-ack:6")
+		killOwners(t, l.s, "mid-waiting-write", "after-produce-before-ack:6")
 		l.startReplacement()
 	case 1:
 		l.waitParked(t, "some of it was delivered", func(n int) bool { return n < 50 })
@@ -266,7 +266,7 @@ func (m *mixed) afterOwnersLost(t *testing.T, _ int) {
 func (m *mixed) brokerReturns(t *testing.T, _ *devstack.Stack, _ *devstack.Member, round int) {
 	t.Helper()
 	m.owner.Kill()
-	killOwners(t, m.s, []string{"after-produce-before-ack:6", "mid-waiting-write:2"}[round%2])
+	killOwners(t, m.s, []string{"after-produce-before-ack:6", "mid-waiting-write"}[round%2])
 	m.startReplacement()
 	m.topics.WaitDistinct(m.s.Ledger.CountCommitted())
 	stacktest.Eventually(t, "nothing is parked", func() bool { return m.s.CountHeld("parked") == 0 })

@@ -61,10 +61,9 @@ func (s *Scene) DeleteTopic(aggregateType string) {
 	}
 }
 
-// SetTopicConfig changes one setting of the topic of an aggregate type.
+// SetTopicConfig changes one setting of the topic of an aggregate type. It blocks until a broker reports the change.
 func (s *Scene) SetTopicConfig(aggregateType, setting, value string) {
 	s.tb.Helper()
-	// A broker applies the change later, on a busy machine after seconds.
 	if err := devstack.SetTopic(s.tb.Context(), s.Brokers, s.TopicOf(aggregateType), setting, value); err != nil {
 		s.tb.Fatal(err)
 	}

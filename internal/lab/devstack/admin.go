@@ -184,7 +184,7 @@ func (s *Stack) brokerByID(id int) *Member {
 	return nil
 }
 
-// SetTopic changes one setting of a topic, by Kafka's name. An empty value restores the default of the brokers. It
+// SetTopic changes one setting of a topic of the brokers, by Kafka's name. An empty value restores the default of the brokers. It
 // blocks until a broker reports the change.
 func SetTopic(ctx context.Context, brokers []string, topic, setting, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, retryFor)

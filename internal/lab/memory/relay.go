@@ -43,17 +43,20 @@ type Relay struct {
 
 	// deliveryMu is held while an event is delivered. It protects sent.
 	deliveryMu sync.Mutex
-	sent       map[event.ID][]string // topics of an event that have its record, until all have it
+	sent       map[event.ID][]string // topics of an event that have its record or reject it, until none is left
 
 	mu   sync.Mutex
 	dead []DeadLetter
 }
 
-// DeadLetter is an event that could not be delivered.
+// DeadLetter is an event that could not be delivered, or not to one of its topics.
 type DeadLetter struct {
 	// ID and Type identify the event.
 	ID   event.ID
 	Type string
+
+	// Topic rejects the record. It is "" if the event is in none of its topics.
+	Topic string
 
 	// Class is the class as in the collection of dead letters, such as "expired", "record_rejected"
 	// or "malformed".
@@ -239,37 +242,32 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 // deliverEvent writes the records of an event, or makes it a dead letter. An error means that the
 // event must be tried again.
 func (r *Relay) deliverEvent(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
-	for attempt := 1; ; attempt++ {
-		err := r.sendRecords(ctx, entry, sentAt)
-		var rejection *record.Rejection
-		switch {
-		case err == nil:
-		// A rule discards the event, so it counts as delivered.
-		case errors.As(err, &rejection) && rejection.Class == record.Dropped:
-		case errors.As(err, &rejection):
-			r.addDeadLetter(entry, string(rejection.Class), rejection.Reason)
-		case errors.Is(err, errRejected) && attempt < maxAttempts:
-			continue
-		case errors.Is(err, errRejected):
-			r.addDeadLetter(entry, string(record.AttemptsExhausted), err.Error())
-		default:
-			return fmt.Errorf("delivering event %s: %w", entry.id, err)
-		}
-
-		delete(r.sent, entry.id)
-		return nil
+	err := r.sendRecords(ctx, entry, sentAt)
+	var rejection *record.Rejection
+	switch {
+	case err == nil:
+	// A rule discards the event, so it counts as delivered.
+	case errors.As(err, &rejection) && rejection.Class == record.Dropped:
+	case errors.As(err, &rejection):
+		r.addDeadLetter(entry, "", rejection.Class, rejection.Reason)
+	default:
+		return fmt.Errorf("delivering event %s: %w", entry.id, err)
 	}
+
+	delete(r.sent, entry.id)
+	return nil
 }
 
 // addDeadLetter records that an event could not be delivered.
-func (r *Relay) addDeadLetter(entry *outboxEntry, class, reason string) {
+func (r *Relay) addDeadLetter(entry *outboxEntry, topic string, class record.Class, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	r.dead = append(r.dead, DeadLetter{ID: entry.id, Type: entry.fields.typ, Class: class, Reason: reason})
+	r.dead = append(r.dead, DeadLetter{ID: entry.id, Type: entry.fields.typ, Topic: topic, Class: string(class), Reason: reason})
 }
 
-// sendRecords writes the record of each topic that does not have it yet.
+// sendRecords writes the record of each topic that has neither the record nor rejected it. A topic that rejects it gets a dead letter,
+// and does not keep the record from the others.
 func (r *Relay) sendRecords(ctx context.Context, entry *outboxEntry, sentAt time.Time) error {
 	if moment := entry.fields.expiresAt; !moment.IsZero() && !time.Now().Before(moment) {
 		return &record.Rejection{Class: record.Expired, Reason: "expired at " + moment.Format(time.RFC3339)}
@@ -301,7 +299,10 @@ func (r *Relay) sendRecords(ctx context.Context, entry *outboxEntry, sentAt time
 		if err := r.filler.Fill(&view, &meta, target, &rec); err != nil {
 			return err
 		}
-		if err := r.broker.writeRecord(ctx, target.Topic, toBrokerRecord(&rec), rec.Partition); err != nil {
+		err := r.writeRecord(ctx, &rec)
+		if errors.Is(err, errRejected) {
+			r.addDeadLetter(entry, target.Topic, record.AttemptsExhausted, err.Error())
+		} else if err != nil {
 			return err
 		}
 
@@ -309,6 +310,16 @@ func (r *Relay) sendRecords(ctx context.Context, entry *outboxEntry, sentAt time
 	}
 
 	return nil
+}
+
+// writeRecord writes a record. If the broker rejects it, writeRecord tries again, and returns the error of the last attempt.
+func (r *Relay) writeRecord(ctx context.Context, rec *record.Record) (err error) {
+	for range maxAttempts {
+		if err = r.broker.writeRecord(ctx, rec.Topic, toBrokerRecord(rec), rec.Partition); !errors.Is(err, errRejected) {
+			return err
+		}
+	}
+	return err
 }
 
 // toBrokerRecord returns a record that shares the bytes of rec. The broker copies them.

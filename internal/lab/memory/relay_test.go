@@ -233,6 +233,43 @@ func TestRelayFaults(t *testing.T) {
 	}
 }
 
+// Each topic that rejects an event leaves a letter, and the others get the event.
+func TestATopicThatRejectsAnEventStopsNoOther(t *testing.T) {
+	t.Parallel()
+	rule := routing.Rule{To: []string{"narrow", "wide", "closed"}}
+	k := newRoutedKit(t, routing.Config{Rules: []routing.Rule{rule}}, "")
+	tries, isAway := 0, true
+	k.broker.Inject(func(topic string, _ *transport.Record) Fault {
+		switch {
+		case topic != "wide":
+			tries++
+			return Fault{Err: errRejected}
+		case isAway:
+			return Fault{Err: errors.New("away")}
+		}
+		return Fault{}
+	})
+
+	k.append(newOrder("o-1", "first"))
+	if err := k.relay.Flush(t.Context()); err == nil {
+		t.Error("no error in an outage")
+	}
+	isAway = false
+	k.flush()
+	k.checkRecords("wide", "first")
+	if tries != 2*maxAttempts {
+		t.Errorf("%d attempts, want %d", tries, 2*maxAttempts)
+	}
+
+	var topics []string
+	for _, letter := range k.relay.DeadLetters() {
+		topics = append(topics, letter.Topic)
+	}
+	if !slices.Equal(topics, []string{"narrow", "closed"}) {
+		t.Errorf("dead letters of %q", topics)
+	}
+}
+
 func TestScheduledEventsGoByTheClock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -345,7 +345,11 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 
 	p.start("consumer", p.Run)
 	p.waitPassed()
-	for _, err := range p.takeReports() {
+	reports := p.takeReports()
+	if len(reports) != 1 {
+		t.Errorf("%d reports: %v", len(reports), reports)
+	}
+	for _, err := range reports {
 		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Next != "discard" || !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}

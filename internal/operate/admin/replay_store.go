@@ -12,7 +12,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/base/crash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -149,7 +148,6 @@ func (r *replayStore) Queue(ctx context.Context, id string, batch replayBatch) e
 		if err != nil || !moved {
 			return err
 		}
-		crash.At("mid-replay")
 		return waiting.Enter(tx, store, batch.Entries)
 	})
 	if err != nil {

@@ -64,14 +64,14 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	s.insertDead("1")
 	viewer := []string{"Authorization", "Bearer " + viewerToken}
 	for path, item := range readSpec(t).Paths {
-		for method, op := range item {
+		for method := range item {
 			at := strings.NewReplacer("{watcher}", "orders", "{id}", "x").Replace(path)
 			if method == "get" && path == livePath {
 				continue
 			}
 			r := s.call(strings.ToUpper(method), at, "{}", viewer...)
-			if (r.status == 403) != (op.Role == "operator") {
-				t.Errorf("%s %s of role %s: %d %s", method, at, op.Role, r.status, r.body)
+			if role := wantedRole(method, path); (r.status == 403) != (role == "operator") {
+				t.Errorf("%s %s of role %s: %d %s", method, at, role, r.status, r.body)
 			}
 		}
 	}

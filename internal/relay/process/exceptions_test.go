@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/relay/process"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -143,13 +143,7 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	node := stacktest.Name(t)
 	age := func(ms string) {
 		t.Helper()
-		cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer cl.Close()
-		set := kadm.AlterConfig{Op: kadm.SetConfig, Name: "message.timestamp.before.max.ms", Value: &ms}
-		if _, err := kadm.NewClient(cl).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{set}, b.topic); err != nil {
+		if err := devstack.SetTopic(t.Context(), stacktest.Brokers(t), b.topic, "message.timestamp.before.max.ms", ms); err != nil {
 			t.Fatal(err)
 		}
 	}

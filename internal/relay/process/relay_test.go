@@ -304,12 +304,13 @@ func TestRunsStartAfresh(t *testing.T) {
 		epoch = w.Epoch
 	}
 
-	ids := map[string]int{}
-	for _, r := range b.consume(seen) {
-		ids[string(r.Headers[0].Value)]++
+	ids := map[string]bool{}
+	records := b.consume(seen)
+	for _, r := range records {
+		ids[string(r.Headers[0].Value)] = true
 	}
-	if len(ids) != seen {
-		t.Fatalf("%d ids in %d records: a clean stop repeats nothing", len(ids), seen)
+	if len(ids) != seen || len(records) != seen {
+		t.Fatalf("%d records of %d ids, want %d: a clean stop repeats nothing", len(records), len(ids), seen)
 	}
 }
 

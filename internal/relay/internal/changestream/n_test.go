@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -243,19 +245,8 @@ func TestN24_ARepeatedErrorIsReadAround(t *testing.T) {
 func TestN26_TokenOfTheFuture(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	coll := b.db.Collection("outbox")
-	at := b.clusterTime()
-	b.insertIDs(coll, "a")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.startReader(scope, changes.Start{At: &at})
-	r.wantIDs("a")
-	data := []byte(r.eventAt(0).data)
-	_ = r.stopReader()
-
-	// Move the time of the token decades ahead.
-	copy(data[2:10], "7F")
-	future := resume.Position{Token: resume.TokenOf(string(data))}
-	r = b.startReader(scope, changes.Start{Position: future}, func(p *pace) { p.watchdog = 400 * time.Millisecond })
+	r := b.startReader(scope, b.startInFuture(scope), func(p *pace) { p.watchdog = 400 * time.Millisecond })
 	stop := make(chan struct{})
 	done := make(chan struct{})
 
@@ -324,32 +315,54 @@ func TestN26_OnlyWaitingInGetMoreCounts(t *testing.T) {
 func TestN26_BackpressureIsNoStall(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	coll := b.db.Collection("outbox")
-	at := b.clusterTime()
-	b.insertIDs(coll, "a")
-	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), Log: slog.New(slog.DiscardHandler)})
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	start := b.startInFuture(scope)
+	var restarts atomic.Int64
+	s, err := New(Config{Client: b.watch, Scope: scope, Log: slog.New(slog.DiscardHandler), Metrics: Metrics{Restart: func(string) { restarts.Add(1) }}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.pace.shorten()
-	s.pace.watchdog = 50 * time.Millisecond
+	s.pace.watchdog = 1500 * time.Millisecond
 
 	out, done := make(chan *changes.Batch), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { done <- s.Run(ctx, changes.Start{At: &at}, out) }()
+	go func() { done <- s.Run(ctx, start, out) }()
 
-	// The test receives no batch while the cluster time moves.
-	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
-	<-time.After(500 * time.Millisecond)
-	select {
-	case err := <-done:
-		t.Fatalf("Run returned %v during backpressure", err)
-	case batch := <-out:
-		batch.Release()
+	// The token stands while the cluster time moves. Each response takes 100 ms in the server, and waits for the test for longer than
+	// the limit. From the third one on, time would count.
+	for i := range 5 {
+		b.insertIDs(b.db.Collection("busy"), fmt.Sprint(i))
+		<-time.After(s.pace.watchdog + 100*time.Millisecond)
+		select {
+		case err := <-done:
+			t.Fatalf("Run returned %v during backpressure", err)
+		case batch := <-out:
+			batch.Release()
+		case <-time.After(patience):
+			t.Fatal("no batch arrives")
+		}
+	}
+	if n := restarts.Load(); n != 0 {
+		t.Errorf("%d restarts during backpressure", n)
 	}
 
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+}
+
+// startInFuture returns a start after a token that is decades ahead of the cluster, so that it never moves.
+func (b *fixture) startInFuture(scope *changes.Scope) changes.Start {
+	b.t.Helper()
+	at := b.clusterTime()
+	b.insertIDs(b.db.Collection("outbox"), "a")
+	r := b.startReader(scope, changes.Start{At: &at})
+	r.wantIDs("a")
+	data := []byte(r.eventAt(0).data)
+	_ = r.stopReader()
+
+	copy(data[2:10], "7F")
+	return changes.Start{Position: resume.Position{Token: resume.TokenOf(string(data))}}
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -372,37 +373,38 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 
 func TestRunWaitsForItsEnd(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*Purger){
-		"another slot": func(p *Purger) { p.config.Slot = 1 },
-		"kept forever": func(p *Purger) { p.config.Retention = 0 },
-		"at work":      func(*Purger) {},
+	for name, c := range map[string]struct {
+		slot      int
+		retention time.Duration
+		passes    int
+	}{
+		"another slot": {1, time.Minute, 0},
+		"kept forever": {0, 0, 0},
+		"at work":      {0, time.Minute, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-
-			b := newBench(t)
-			b.setPosition(t, "w/0of1", at(10_000))
-			b.insert(t, 20, 1_000)
-			change(b.Purger)
-
-			ctx, cancel := context.WithCancelCause(t.Context())
-			why := errors.New("the end")
-			if name != "at work" {
-				cancel(why)
-			} else {
-				b.config.OnPurged = func(n int) {
-					if b.purged += n; b.purged == 20 {
-						cancel(why)
-					}
+			synctest.Test(t, func(t *testing.T) {
+				passes := 0
+				list := func() []outboxes.Outbox {
+					passes++
+					return nil
 				}
-			}
+				p := New(Config{Slot: c.slot, Retention: c.retention, Margin: -1, Interval: time.Hour, Collections: list, Log: slog.New(slog.DiscardHandler)})
+				ctx, cancel := context.WithCancelCause(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- p.Run(ctx) }()
+				synctest.Wait()
+				if passes != c.passes {
+					t.Errorf("%d passes, want %d", passes, c.passes)
+				}
 
-			if err := b.Run(ctx); !errors.Is(err, why) {
-				t.Errorf("ended with %v", err)
-			}
-			if want := map[string]int{"at work": 0}[name]; name == "at work" && b.countLeft(t) != want || name != "at work" && b.countLeft(t) != 20 {
-				t.Errorf("%d left", b.countLeft(t))
-			}
+				why := errors.New("the end")
+				cancel(why)
+				if err := <-ended; !errors.Is(err, why) {
+					t.Errorf("ended with %v", err)
+				}
+			})
 		})
 	}
 }

@@ -23,7 +23,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/base/crash"
 	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/routing"
@@ -275,7 +274,6 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 	if err != nil {
 		return err
 	}
-	crash.At("mid-requeue")
 
 	by := bson.D{{Key: "actor", Value: k.Actor}, {Key: "run", Value: k.Run}}
 	if topic != "" {

@@ -378,6 +378,9 @@ func TestARecordDoesNotPinTheResponseThatItCameWith(t *testing.T) {
 	for i := range set { // the values are zeros
 		set[i] = 1
 	}
+	if len(w.out) != 2 {
+		t.Errorf("%d records, want 2", len(w.out))
+	}
 
 	for _, r := range w.out {
 		if n := cap(r.Value); n > len(r.Value)+100 {
