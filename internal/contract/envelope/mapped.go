@@ -39,16 +39,19 @@ func (v *View) setKey(dst *[]byte, buf *[36]byte, cursor *cursor) error {
 	return nil
 }
 
-// setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds.
+// setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds. A broker that compresses the records
+// again rejects the whole batch of a negative one, with an error of no class.
 func (v *View) setTimestamp(cursor *cursor) error {
-	if n, ok := integerValue(cursor); ok && n >= 0 {
+	if n, ok := integerValue(cursor); ok {
 		v.RecordTime, v.HasRecordTime = n, true
-		return nil
-	}
-	if cursor.typ != bson.TypeDateTime && cursor.typ != bson.TypeNull {
+	} else if err := setDate(&v.RecordTime, &v.HasRecordTime, cursor); err != nil {
 		return newMalformed("%s is %s; a date or a number of milliseconds is wanted", cursor.name, typeName(cursor.typ))
 	}
-	return setDate(&v.RecordTime, &v.HasRecordTime, cursor)
+
+	if v.RecordTime < 0 {
+		return newMalformed("%s is before 1970, which no timestamp of Kafka can be", cursor.name)
+	}
+	return nil
 }
 
 // requiredParts returns the parts that each document must contain.

@@ -171,6 +171,21 @@ func TestWholeDocument(t *testing.T) {
 	checkRejectedField(t, m, append(bson.D{{Key: "ts", Value: "x"}}, doc[:2]...), "ts")
 }
 
+// Kafka rejects a batch with a negative timestamp in a way that looks like a fault of the broker.
+func TestATimestampIsNotBefore1970(t *testing.T) {
+	t.Parallel()
+	m := mapped(t, shopNames)
+	for _, created := range []any{bson.DateTime(-1), bson.DateTime(-1000), -1, int64(-1000), -1.0} {
+		doc := shopEvent("d-1")
+		for i := range doc {
+			if doc[i].Key == "created" {
+				doc[i].Value = created
+			}
+		}
+		checkRejectedField(t, m, doc, "created")
+	}
+}
+
 func TestMappingProblems(t *testing.T) {
 	t.Parallel()
 	for want, n := range map[string]Names{
