@@ -65,6 +65,10 @@ func (m *Mapping) requiredParts() fieldSet {
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.
 func (m *Mapping) derive(view *View) error {
 	if m.whole {
+		view.marked = view.foreign == nil && view.markField != nil && isMarked(view.Raw)
+		if view.foreign == nil && !view.marked {
+			view.foreign = view.markField
+		}
 		if view.foreign != nil {
 			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", view.foreign)
 		}
@@ -83,7 +87,7 @@ func (m *Mapping) derive(view *View) error {
 }
 
 // noteForeign remembers the first field of a whole document that has the name of a field of the relay. A stamp and a slot
-// have the same meaning in such a document as in any other.
+// have the same meaning in such a document as in any other. The fields of a mark count together.
 func (v *View) noteForeign(cursor *cursor) {
 	if v.foreign != nil || cursor.typ == bson.TypeNull {
 		return
@@ -98,13 +102,17 @@ func (v *View) noteForeign(cursor *cursor) {
 		if _, ok := integerValue(cursor); ok {
 			return
 		}
+	case "sent", "sentAt":
+		v.markField = cursor.name
+		return
 	default:
 		return
 	}
 	v.foreign = cursor.name
 }
 
-// leftOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay.
-func leftOut(name []byte) bool {
-	return slices.Contains(relayWritten, string(name))
+// leavesOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay. A document
+// without a mark may have a time scheduledFor of its own.
+func (v *View) leavesOut(name []byte) bool {
+	return slices.Contains(relayWritten, string(name)) && (v.marked || !slices.Contains(relayMarks, string(name)))
 }
