@@ -139,41 +139,39 @@ func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index, gu
 		"have somebody else run: "+strings.Join(statements, "; "))
 }
 
-// dropIndexNamed removes the index with the name, and reports whether it removed one.
-func dropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
+// dropIndexIn removes the index from the collection with the UUID, and reports whether it removed one.
+func dropIndexIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, index Index) (removed bool, err error) {
 	attempts := 0
 	err = schema.Change(ctx, coll, func(ctx context.Context) error {
 		attempts++
-		return coll.Indexes().DropOne(ctx, name)
+		drop := bson.D{{Key: "dropIndexes", Value: coll.Name()}, {Key: "index", Value: index.Name}, OnlyIn(uuid)}
+		return coll.Database().RunCommand(ctx, drop).Err()
 	})
 	if HasCode(err, codeNamespaceNotFound, codeIndexNotFound) {
 		// An attempt that was ended because it took long may have removed the index, otherwise another process has.
 		return attempts > 1, nil
 	}
-
-	if err != nil {
-		return false, DescribeErrorWithFix(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
-			"have somebody else run: "+Index{Name: name}.DropStatement(coll.Database().Name(), coll.Name()))
-	}
-	return true, nil
+	return err == nil, DescribeErrorWithFix(err, "dropping index "+index.Name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
+		"have somebody else run: "+index.DropStatement(coll.Database().Name(), coll.Name()))
 }
 
-// EnsureTTLIn creates index in the collection with the UUID, or gives an existing one of the name the TTL of index. If
-// the TTL is nil, it removes the index. changed reports whether it changed anything. If the collection is gone, the
-// error is [ErrCollectionGone].
+// EnsureTTLIn creates index in the collection with the UUID, or gives the existing one the TTL of index. If the TTL is
+// nil, it removes the index. changed reports whether it changed anything. It never changes an index of others: one without a TTL,
+// or with other keys or another condition. If such an index has the name or the keys, the error of a creation is an
+// [ErrIndexConflict]. If the collection is gone, the error is [ErrCollectionGone].
 func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, index Index) (changed bool, err error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return false, err
 	}
 
-	i := slices.IndexFunc(have, func(existingIndex existingIndex) bool { return existingIndex.Name == index.Name })
+	i := slices.IndexFunc(have, func(found existingIndex) bool {
+		return found.Name == index.Name && found.TTL != nil && found.hasKeys(index.Keys) && sameDocument(found.Partial, index.Partial)
+	})
 	switch exists := i >= 0; {
-	case index.TTL == nil && !exists:
-		return false, nil
-	case index.TTL == nil:
-		return dropIndexNamed(ctx, coll, index.Name)
-	case exists && have[i].TTL != nil && *have[i].TTL == float64(*index.TTL):
+	case index.TTL == nil && exists:
+		changed, err = dropIndexIn(ctx, coll, uuid, index)
+	case index.TTL == nil || exists && *have[i].TTL == float64(*index.TTL):
 		return false, nil
 
 	case exists:
@@ -183,11 +181,19 @@ func EnsureTTLIn(ctx context.Context, coll *mongo.Collection, uuid [16]byte, ind
 				{Key: "index", Value: bson.D{
 					{Key: "name", Value: index.Name}, {Key: "expireAfterSeconds", Value: *index.TTL},
 				}},
+				OnlyIn(uuid),
 			}).Err()
 		})
-		return err == nil, DescribeError(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
+		changed, err = err == nil, DescribeError(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll))
+	default:
+		err = CreateIndexesIn(ctx, coll, uuid, []Index{index})
+		changed = err == nil
 	}
-	return true, CreateIndexesIn(ctx, coll, uuid, []Index{index})
+
+	if HasCode(err, CodeCollectionUUIDMismatch) {
+		return false, fmt.Errorf("changing the TTL of %s: %w", Namespace(coll), ErrCollectionGone)
+	}
+	return changed, err
 }
 
 // MissingIndexes returns the indexes of want that the collection does not have.

@@ -29,11 +29,44 @@ func ScheduledEntry() bson.E {
 }
 
 // Undelivered returns the condition for an envelope that the stream sends, or moves to the dead letters, and that the relay has not marked as
-// delivered. It has no due time; a dueAt of another type is none. A service may store a field sentAt too, so a mark needs the list of
-// places as well.
+// delivered. It has no due time; a dueAt of another type is none. A service may store a field sentAt too, and a list sent, so a mark needs a
+// place in the list, or an empty list. isMarked is the same for a document.
 func Undelivered() bson.E {
-	marked := bson.D{Marked(), {Key: "sent", Value: bson.D{{Key: "$type", Value: "array"}}}}
+	place := bson.D{
+		{Key: "topic", Value: bson.D{{Key: "$type", Value: "string"}}},
+		{Key: "offset", Value: bson.D{{Key: "$type", Value: "number"}}},
+	}
+	marked := bson.D{Marked(), {Key: "$or", Value: bson.A{
+		bson.D{{Key: "sent", Value: bson.D{{Key: "$size", Value: 0}}}},
+		bson.D{{Key: "sent", Value: bson.D{{Key: "$elemMatch", Value: place}}}},
+	}}}
 	return bson.E{Key: "$nor", Value: bson.A{bson.D{Scheduled()}, marked}}
+}
+
+// isMarked reports whether the relay has marked the document as delivered.
+func isMarked(doc []byte) bool {
+	if at, _ := findField(doc, "sentAt"); at != bson.TypeDateTime {
+		return false
+	}
+	kind, list := findField(doc, "sent")
+	places, ok := openDocument(list)
+	if kind != bson.TypeArray || !ok {
+		return false
+	}
+
+	for empty := true; ; empty = false {
+		if !places.next() {
+			return empty && !places.broken
+		}
+		if places.typ != bson.TypeEmbeddedDocument {
+			continue
+		}
+		topic, _ := findField(places.val, "topic")
+		offset, number := findField(places.val, "offset")
+		if _, isNumber := integerValue(&cursor{typ: offset, val: number}); topic == bson.TypeString && isNumber {
+			return true
+		}
+	}
 }
 
 // Marked returns the condition for an envelope with the time of its delivery.

@@ -39,16 +39,19 @@ func (v *View) setKey(dst *[]byte, buf *[36]byte, cursor *cursor) error {
 	return nil
 }
 
-// setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds.
+// setTimestamp sets the timestamp of the record: a date, or a whole number of milliseconds. A broker that compresses the records
+// again rejects the whole batch of a negative one, with an error of no class.
 func (v *View) setTimestamp(cursor *cursor) error {
-	if n, ok := integerValue(cursor); ok && n >= 0 {
+	if n, ok := integerValue(cursor); ok {
 		v.RecordTime, v.HasRecordTime = n, true
-		return nil
-	}
-	if cursor.typ != bson.TypeDateTime && cursor.typ != bson.TypeNull {
+	} else if err := setDate(&v.RecordTime, &v.HasRecordTime, cursor); err != nil {
 		return newMalformed("%s is %s; a date or a number of milliseconds is wanted", cursor.name, typeName(cursor.typ))
 	}
-	return setDate(&v.RecordTime, &v.HasRecordTime, cursor)
+
+	if v.RecordTime < 0 {
+		return newMalformed("%s is before 1970, which no timestamp of Kafka can be", cursor.name)
+	}
+	return nil
 }
 
 // requiredParts returns the parts that each document must contain.
@@ -62,6 +65,10 @@ func (m *Mapping) requiredParts() fieldSet {
 // derive sets the parts that are no field: the whole document as the payload, and the key of the document.
 func (m *Mapping) derive(view *View) error {
 	if m.whole {
+		view.marked = view.foreign == nil && view.markField != nil && isMarked(view.Raw)
+		if view.foreign == nil && !view.marked {
+			view.foreign = view.markField
+		}
 		if view.foreign != nil {
 			return newMalformed("the field %s belongs to the relay, so a document that has it cannot be the payload as a whole", view.foreign)
 		}
@@ -80,7 +87,7 @@ func (m *Mapping) derive(view *View) error {
 }
 
 // noteForeign remembers the first field of a whole document that has the name of a field of the relay. A stamp and a slot
-// have the same meaning in such a document as in any other.
+// have the same meaning in such a document as in any other. The fields of a mark count together.
 func (v *View) noteForeign(cursor *cursor) {
 	if v.foreign != nil || cursor.typ == bson.TypeNull {
 		return
@@ -95,13 +102,17 @@ func (v *View) noteForeign(cursor *cursor) {
 		if _, ok := integerValue(cursor); ok {
 			return
 		}
+	case "sent", "sentAt":
+		v.markField = cursor.name
+		return
 	default:
 		return
 	}
 	v.foreign = cursor.name
 }
 
-// leftOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay.
-func leftOut(name []byte) bool {
-	return slices.Contains(relayWritten, string(name))
+// leavesOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay. A document
+// without a mark may have a time scheduledFor of its own.
+func (v *View) leavesOut(name []byte) bool {
+	return slices.Contains(relayWritten, string(name)) && (v.marked || !slices.Contains(relayMarks, string(name)))
 }

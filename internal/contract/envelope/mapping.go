@@ -80,7 +80,10 @@ func (p part) configKey() string {
 
 // relayWritten are the fields with a meaning for the relay, or that it writes to the document of an envelope that was
 // recorded as sent. They have the same names in every document, because queries and indexes use them.
-var relayWritten = []string{"sent", "sentAt", "scheduledFor", "dueAt", "ts", "slot"}
+var relayWritten = append(slices.Clip(relayMarks), "dueAt", "ts", "slot")
+
+// relayMarks are the fields of relayWritten that only the relay writes.
+var relayMarks = []string{"sent", "sentAt", "scheduledFor"}
 
 // Mapping reads envelopes from documents whose fields have other names. It is compiled once, immutable, and safe for
 // concurrent use. A nil Mapping reads the documents of the contract.

@@ -166,9 +166,50 @@ func TestWholeDocument(t *testing.T) {
 			t.Errorf("the payload lacks the field %s: %s, %v", field, got, err)
 		}
 	}
-	// The payload is without these two, which would be lost.
+	// The relay would overwrite these, or leave them out of the payload.
 	checkRejectedField(t, m, append(slices.Clone(doc), bson.E{Key: "slot", Value: "x"}), "slot")
 	checkRejectedField(t, m, append(bson.D{{Key: "ts", Value: "x"}}, doc[:2]...), "ts")
+	checkRejectedField(t, m, append(slices.Clone(doc), bson.E{Key: "sentAt", Value: bson.DateTime(1)}), "sentAt")
+	checkRejectedField(t, m, append(slices.Clone(doc), bson.E{Key: "sent", Value: true}), "sent")
+	for _, list := range []bson.A{{"a@example.org"}, {bson.D{{Key: "topic", Value: "a"}}}, {bson.D{{Key: "offset", Value: 1}}}} {
+		checkRejectedField(t, m, append(slices.Clone(doc), bson.E{Key: "sentAt", Value: bson.DateTime(1)}, bson.E{Key: "sent", Value: list}), "sent")
+	}
+}
+
+// A field scheduledFor belongs to the service, unless the document has the mark of a delivery.
+func TestAWholeDocumentKeepsItsOwnSchedule(t *testing.T) {
+	t.Parallel()
+	m := mapped(t, Names{AggregateType: NoField, AggregateID: NoField, Type: NoField, Payload: WholeDocument, Key: WholeDocument})
+	place := bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(7)}}
+	mark := bson.D{{Key: "sentAt", Value: bson.DateTime(1)}, {Key: "sent", Value: bson.A{place}}}
+	own := bson.D{{Key: "_id", Value: "a"}, {Key: "scheduledFor", Value: "Monday"}}
+	for want, doc := range map[string]bson.D{
+		`{"_id": "a", "scheduledFor": "Monday"}`: own,
+		`{"_id": "a"}`:                           append(slices.Clone(own), mark...),
+	} {
+		var v View
+		if err := m.Parse(marshal(t, doc), &v); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := AppendPayloadAs(nil, &v, Connector, NoLimit); err != nil || string(got) != want {
+			t.Errorf("the payload is %s, %v; want %s", got, err, want)
+		}
+	}
+}
+
+// Kafka rejects a batch with a negative timestamp in a way that looks like a fault of the broker.
+func TestATimestampIsNotBefore1970(t *testing.T) {
+	t.Parallel()
+	m := mapped(t, shopNames)
+	for _, created := range []any{bson.DateTime(-1), bson.DateTime(-1000), -1, int64(-1000), -1.0} {
+		doc := shopEvent("d-1")
+		for i := range doc {
+			if doc[i].Key == "created" {
+				doc[i].Value = created
+			}
+		}
+		checkRejectedField(t, m, doc, "created")
+	}
 }
 
 func TestMappingProblems(t *testing.T) {

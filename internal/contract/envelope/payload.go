@@ -34,7 +34,7 @@ func AppendPayloadAs(dst []byte, view *View, style Style, most int) ([]byte, err
 	var err error
 	switch {
 	case view.whole:
-		out, err = appendWhole(dst, view.Payload, style, most)
+		out, err = appendWhole(dst, view, style, most)
 	case view.HasRawPayload() && len(view.Payload) > most:
 		err = ErrTooLong
 	case view.HasRawPayload():

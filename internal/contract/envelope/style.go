@@ -54,10 +54,10 @@ func appendDocumentKey(dst []byte, view *View) []byte {
 	return writer.dst
 }
 
-// appendWhole appends a document without the fields of the relay.
-func appendWhole(dst, doc []byte, style Style, most int) ([]byte, error) {
+// appendWhole appends the document of view without the fields of the relay.
+func appendWhole(dst []byte, view *View, style Style, most int) ([]byte, error) {
 	writer := newStyleWriter(dst, style, most)
-	return writer.finish(writer.writeElements(doc, 1, leftOut))
+	return writer.finish(writer.writeElements(view.Raw, 1, view.leavesOut))
 }
 
 // styleWriter writes JSON in a style. Its methods append to the text.

@@ -65,6 +65,9 @@ type Mapped struct {
 	foreign []byte // name of a field of the relay in a whole document, or nil
 	keyBuf  []byte // holds the key of the document
 	java    bool   // see [NewMapping]
+
+	markField []byte // name of a field of a mark in a whole document, or nil
+	marked    bool   // the whole document has the mark of a delivery
 }
 
 // AnyPartition is the value of View.Partition if the envelope does not set a partition.

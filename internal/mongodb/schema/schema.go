@@ -51,18 +51,28 @@ func Change(ctx context.Context, coll *mongo.Collection, change func(ctx context
 	}
 }
 
-// turns has one semaphore per collection. With several concurrent changes, writers would wait for each.
+// turns has an entry for each collection that is changed at the moment: a channel that is closed at the end of the change. With several
+// concurrent changes, writers would wait for each.
 var turns sync.Map
 
 // acquireTurn blocks until no other change of the collection runs in this process.
 func acquireTurn(ctx context.Context, coll *mongo.Collection) (release func(), err error) {
-	entry, _ := turns.LoadOrStore(coll.Database().Name()+"."+coll.Name(), make(chan struct{}, 1))
-	turn := entry.(chan struct{})
-	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	name := coll.Database().Name() + "." + coll.Name()
+	ended := make(chan struct{})
+	for {
+		other, busy := turns.LoadOrStore(name, ended)
+		if !busy {
+			return func() {
+				turns.Delete(name)
+				close(ended)
+			}, nil
+		}
+
+		select {
+		case <-other.(chan struct{}):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 

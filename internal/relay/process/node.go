@@ -76,7 +76,7 @@ func listCapabilities(cfg config.Config) []string {
 func configFingerprint(cfg config.Config) string {
 	text, err := json.Marshal([]any{
 		cfg.Watch, cfg.Mapping, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
-		cfg.LostHistory, cfg.Invalidate, cfg.Expired,
+		cfg.LostHistory, cfg.Invalidate, cfg.OnDrop, cfg.Expired, cfg.Limits.Record,
 	})
 	if err != nil {
 		return ""

@@ -86,8 +86,8 @@ type Recovery struct {
 	Slot       string                         // of the watcher, for Lost
 	// CountWaiting returns how many events Discard would remove now.
 	CountWaiting func(ctx context.Context, db, coll, before string) (int64, error)
-	// Discard removes the waiting events of a dropped outbox, or of all outboxes of db if coll is "", with positions before the drop. It returns
-	// the number of removed envelopes, also with an error.
+	// Discard removes the waiting events of a dropped outbox with positions before the drop. It returns the number of removed envelopes, also with
+	// an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)
 	// CountScheduled returns how many scheduled events such outboxes had at the last count. One slot of a watcher reports them.
 	CountScheduled func(ctx context.Context, db, coll string) (int64, error)

@@ -89,7 +89,7 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) (renamed bo
 	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
 
 	// On the stream of a single collection an invalidate event follows, which gets its own entry.
-	if (from || to || ev.Op == changes.DropDatabase) && r.Scope.Kind() != changes.Collection {
+	if (from || to) && r.Scope.Kind() != changes.Collection {
 		kind := nodes.Dropped
 		if ev.Op == changes.Rename {
 			kind = nodes.Renamed
@@ -104,8 +104,7 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) (renamed bo
 	switch {
 	case ev.Op == changes.Rename && (from || to):
 		return true, r.handleRename(ctx, ev, from, to)
-	case ev.Op == changes.DropDatabase:
-		return false, r.handleDrop(ctx, ev)
+	// Before the drop of a database, the stream contains those of its collections.
 	case ev.Op == changes.Drop && from:
 		if err := r.handleDrop(ctx, ev); err != nil {
 			return false, err
@@ -119,7 +118,7 @@ func (r *Recovery) HandleDDL(ctx context.Context, ev *changes.Event) (renamed bo
 // are sent all the same.
 const dropDrain = 2 * time.Second
 
-// handleDrop removes the waiting events of a dropped collection or database, unless it is configured to keep them. It reports them with the
+// handleDrop removes the waiting events of a dropped collection, unless it is configured to keep them. It reports them with the
 // scheduled events, which were in the collection itself. An event that another term stored after the drop, of a later collection of the
 // name, has a later position and stays.
 func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
@@ -149,10 +148,7 @@ func (r *Recovery) handleDrop(ctx context.Context, ev *changes.Event) error {
 	}
 
 	// Another owner may have to continue, which finds fewer events. So the incident is stored first, and the drop identifies it.
-	dropped.NS = db
-	if coll != "" {
-		dropped.NS += "." + coll
-	}
+	dropped.NS = db + "." + coll
 	incident := lease.Incident{ID: incidentID(ev.Pos), At: r.Now(), Discarded: &dropped}
 	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Incident: &incident}) }); err != nil {
 		return err

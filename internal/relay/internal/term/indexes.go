@@ -108,7 +108,7 @@ func (k *indexKeeper) ensureOnce(
 	}
 
 	if _, err := outboxes.EnsureSentTTL(ctx, k.client, outbox, k.cfg.Purge.TTL); err != nil && !errors.Is(err, mongodb.ErrCollectionGone) {
-		done = false
+		done = done && errors.Is(err, mongodb.ErrIndexConflict)
 		warnOnce("purge.ttl is not in force for this collection", "collection", outbox.NS(), "error", err)
 	}
 	return done

@@ -121,7 +121,7 @@ func (s *startPoint) findFirstStart(ctx context.Context, now bson.Timestamp) (st
 		return now, nil
 	}
 	if when := s.slot.cfg.Start.At; !when.IsZero() {
-		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
+		return bson.Timestamp{T: outboxes.FirstStampAt(when).T, I: 1}, nil
 	}
 
 	// The reads must see everything that was committed up to now. Otherwise the oldest of it could

@@ -46,16 +46,19 @@ type Schedules struct {
 	Prepare func(ns string)
 
 	mu      sync.Mutex
-	touched map[string]time.Time // when this owner last stored the entry, or read it as stored
+	touched map[string]touch // entries that this owner has stored
 	list    []string
 }
+
+// touch has the times before and after this owner last stored an entry.
+type touch struct{ began, ended time.Time }
 
 // Note returns once the list contains the outbox ns. It costs nothing if the entry is new enough.
 func (s *Schedules) Note(ctx context.Context, ns string) error {
 	s.mu.Lock()
-	at, known := s.touched[ns]
+	last, known := s.touched[ns]
 	s.mu.Unlock()
-	if known && time.Since(at) < touchEvery {
+	if known && time.Since(last.began) < touchEvery {
 		return nil
 	}
 
@@ -75,9 +78,9 @@ func (s *Schedules) Note(ctx context.Context, ns string) error {
 	s.mu.Lock()
 	isNew := !slices.Contains(s.list, ns)
 	if s.touched == nil {
-		s.touched = map[string]time.Time{}
+		s.touched = map[string]touch{}
 	}
-	s.touched[ns] = began
+	s.touched[ns] = touch{began, time.Now()}
 	if isNew {
 		s.list = append(s.list, ns)
 	}
@@ -116,6 +119,7 @@ func (s *Schedules) Load(ctx context.Context) error {
 }
 
 func (s *Schedules) load(ctx context.Context) error {
+	began := time.Now()
 	list, err := outboxes.ListScheduled(ctx, s.Coll, s.Watcher)
 	if err != nil {
 		return err
@@ -123,13 +127,18 @@ func (s *Schedules) load(ctx context.Context) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.list = list
-	// Note has to store an entry again that is gone.
-	for ns := range s.touched {
-		if !slices.Contains(s.list, ns) {
+	for ns, last := range s.touched {
+		switch {
+		case slices.Contains(list, ns):
+		// The read may have come before the write.
+		case !last.ended.Before(began):
+			list = append(list, ns)
+		// Note has to store an entry again that is gone.
+		default:
 			delete(s.touched, ns)
 		}
 	}
+	s.list = list
 	return nil
 }
 

@@ -305,3 +305,28 @@ func TestRunReadsWhatOtherSlotsNote(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// N17: an outbox that is noted while the list is read stays on the list.
+func TestN17_ANotedOutboxSurvivesAConcurrentRead(t *testing.T) {
+	t.Parallel()
+	var afterRead func()
+	s := newScene(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(context.Context, *event.CommandSucceededEvent) {
+		if call := afterRead; call != nil {
+			afterRead = nil
+			call()
+		}
+	}}))
+	list := s.newList(slot.Range{})
+	afterRead = func() {
+		if err := list.Note(t.Context(), s.ns("a")); err != nil {
+			t.Error(err)
+		}
+	}
+
+	if err := list.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := list.Outboxes(); len(got) != 1 {
+		t.Errorf("the list has %v, want the noted outbox", got)
+	}
+}

@@ -2,6 +2,7 @@ package outboxes
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -50,7 +51,7 @@ func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb
 }
 
 // Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
-// created. It blocks until they are built. If the collection was dropped or renamed, the error is
+// created, also with an error. It blocks until they are built. If the collection was dropped or renamed, the error is
 // [mongodb.ErrCollectionGone] and nothing exists again. The UUID of outbox must be known. For the first scheduled envelope of
 // an outbox, call it with Scheduled only.
 func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox) (created []string, err error) {
@@ -69,13 +70,16 @@ func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox
 		return nil, err
 	}
 
-	if err := mongodb.CreateIndexesIn(ctx, coll, outbox.UUID, missing); err != nil {
-		return nil, err
-	}
+	// One by one: an index of others that conflicts with one must not prevent the next.
+	var failed []error
 	for _, i := range missing {
+		if err := mongodb.CreateIndexesIn(ctx, coll, outbox.UUID, []mongodb.Index{i}); err != nil {
+			failed = append(failed, err)
+			continue
+		}
 		created = append(created, i.Statement(outbox.DB, outbox.Coll))
 	}
-	return created, nil
+	return created, errors.Join(failed...)
 }
 
 // EnsureIndexes creates the indexes for tests and benchmarks of the queries on outboxes, and the collection if it

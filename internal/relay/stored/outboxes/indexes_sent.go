@@ -19,6 +19,8 @@ const SentIndexName = "sentAt_1"
 func sentIndex(ttl time.Duration) mongodb.Index {
 	index := mongodb.Index{Name: SentIndexName, Keys: mongodb.Ascending("sentAt"), Partial: bson.D{
 		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
+		// A service may store a field sentAt too.
+		{Key: "sent", Value: bson.D{{Key: "$exists", Value: true}}},
 		{Key: "dueAt", Value: nil},
 	}}
 	if ttl > 0 {
@@ -31,8 +33,8 @@ func sentIndex(ttl time.Duration) mongodb.Index {
 
 // EnsureSentTTL makes the server remove marked envelopes when ttl has passed since their delivery. If the index
 // has another TTL, EnsureSentTTL changes it. If ttl is 0, it removes the index; without the privilege to look for one,
-// it does nothing. changed reports whether it changed anything. If the collection was dropped, the error is
-// [mongodb.ErrCollectionGone].
+// it does nothing. changed reports whether it changed anything. An index of services stays; if it has the name, the error is
+// [mongodb.ErrIndexConflict] unless ttl is 0. If the collection was dropped, the error is [mongodb.ErrCollectionGone].
 //
 // A TTL works without an owner and counts from the delivery, but the purge counts from the commit. In
 // exchange, the server deletes all due envelopes once a minute, at once and without a rate limit. It does so

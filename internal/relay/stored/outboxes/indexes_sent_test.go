@@ -1,14 +1,69 @@
 package outboxes_test
 
 import (
+	"errors"
+	"reflect"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
+
+// An index of a service with the name of the relay's stays as it is: with a TTL, the server would delete documents that were never
+// delivered.
+func TestEnsureSentTTLChangesNoIndexOfServices(t *testing.T) {
+	t.Parallel()
+	exists := bson.D{{Key: "$exists", Value: true}}
+	marked := bson.D{{Key: "sentAt", Value: exists}, {Key: "sent", Value: exists}, {Key: "dueAt", Value: nil}}
+	for name, index := range map[string]*options.IndexOptionsBuilder{
+		"plain":               options.Index(),
+		"with its TTL":        options.Index().SetExpireAfterSeconds(60),
+		"of marked envelopes": options.Index().SetPartialFilterExpression(marked),
+	} {
+		coll, o := makeOutbox(t)
+		model := mongo.IndexModel{Keys: bson.D{{Key: "sentAt", Value: 1}}, Options: index.SetName(outboxes.SentIndexName)}
+		if _, err := coll.Indexes().CreateOne(t.Context(), model); err != nil {
+			t.Fatal(err)
+		}
+		before, err := coll.Indexes().ListSpecifications(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		client := coll.Database().Client()
+		if changed, err := outboxes.EnsureSentTTL(t.Context(), client, o, 0); changed || err != nil {
+			t.Errorf("%s, without a TTL: changed %v, %v", name, changed, err)
+		}
+		if changed, err := outboxes.EnsureSentTTL(t.Context(), client, o, time.Hour); changed || !errors.Is(err, mongodb.ErrIndexConflict) {
+			t.Errorf("%s, with a TTL: changed %v, %v, want %v", name, changed, err, mongodb.ErrIndexConflict)
+		}
+		if after, err := coll.Indexes().ListSpecifications(t.Context()); err != nil || !reflect.DeepEqual(after, before) {
+			t.Errorf("%s: the indexes were changed (%v)", name, err)
+		}
+	}
+}
+
+// A collection that was created again under the name keeps its indexes.
+func TestEnsureSentTTLChangesOnlyItsCollection(t *testing.T) {
+	t.Parallel()
+	coll, o := makeOutbox(t)
+	client := coll.Database().Client()
+	if _, err := outboxes.EnsureSentTTL(t.Context(), client, o, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+
+	o.UUID[0]++
+	for _, ttl := range []time.Duration{0, time.Minute} {
+		if changed, err := outboxes.EnsureSentTTL(t.Context(), client, o, ttl); changed || !errors.Is(err, mongodb.ErrCollectionGone) {
+			t.Errorf("TTL %s: changed %v, %v, want %v", ttl, changed, err, mongodb.ErrCollectionGone)
+		}
+	}
+}
 
 func TestEnsureSentTTL(t *testing.T) {
 	t.Parallel()
@@ -36,12 +91,14 @@ func TestEnsureSentTTL(t *testing.T) {
 
 	// The index contains only marked envelopes.
 	if _, err := coll.InsertMany(t.Context(), []any{
-		bson.D{{Key: "_id", Value: 1}, {Key: "sentAt", Value: time.Now()}},
+		bson.D{{Key: "_id", Value: 1}, {Key: "sentAt", Value: time.Now()}, {Key: "sent", Value: bson.A{}}},
+		bson.D{{Key: "_id", Value: 3}, {Key: "sentAt", Value: time.Now()}},
 		bson.D{{Key: "_id", Value: 2}},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint(outboxes.SentIndexName))
+	exists := bson.D{{Key: "$exists", Value: true}}
+	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "sentAt", Value: exists}, {Key: "sent", Value: exists}}, options.Count().SetHint(outboxes.SentIndexName))
 	if err != nil || n != 1 {
 		t.Errorf("%d envelopes by the index, %v", n, err)
 	}

@@ -108,3 +108,21 @@ func TestStatementsDescribeEveryOption(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+// An index of a service that conflicts with one index of the relay does not prevent another one.
+func TestAConflictPreventsNoOtherIndex(t *testing.T) {
+	t.Parallel()
+	coll, o := makeOutbox(t)
+	expiring := mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: 1}}, Options: options.Index().SetName("ts_1").SetExpireAfterSeconds(60)}
+	if _, err := coll.Indexes().CreateOne(t.Context(), expiring); err != nil {
+		t.Fatal(err)
+	}
+
+	created, err := both.Ensure(t.Context(), coll.Database().Client(), o)
+	if !errors.Is(err, mongodb.ErrIndexConflict) || len(created) != 1 {
+		t.Errorf("created %q, %v; want one index and %v", created, err, mongodb.ErrIndexConflict)
+	}
+	if missing, err := both.Missing(t.Context(), coll); err != nil || len(missing) != 1 || missing[0].Name != "ts_1" {
+		t.Errorf("missing are %v, %v; want ts_1", missing, err)
+	}
+}

@@ -179,15 +179,12 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 // CurrentName returns the name that the collection has now in its database, or "" if it was dropped. If the UUID is not
 // known, or the user lacks listCollections, it returns o.Coll.
 func (o Outbox) CurrentName(ctx context.Context, client *mongo.Client) (string, error) {
-	if !o.Identified() {
-		return o.Coll, nil
+	// The server finds a name at once, but looks for a UUID in the list of all collections of the database.
+	holder, err := o.NameHolder(ctx, client)
+	if err != nil || holder == o.UUID {
+		return o.Coll, err
 	}
-
-	name, err := mongodb.CollectionName(ctx, client, o.DB, o.UUID)
-	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-		return o.Coll, nil
-	}
-	return name, err
+	return mongodb.CollectionName(ctx, client, o.DB, o.UUID)
 }
 
 // CollectionOf returns the collection of a namespace. The driver rejects each use of a collection whose namespace is not

@@ -15,8 +15,8 @@
 // If the token is in the cluster's future, it does not belong to this history, and everything is swept.
 //
 // Blocking: Run blocks in Deliver, which is the only limit on its speed, and retries failed reads until
-// they succeed. Memory: one response for each collection, which together stay near the given bytes, and a
-// [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was
+// they succeed. Memory: responses of the given bytes, or a single larger one, and a [Skip]. Cost: one read of an index range for
+// each collection, or several if the memory is too small for one response of each, and no writes. Limit: an envelope that was
 // copied into the outbox with an old stamp from before the stretch is not found, because only the lost
 // stream showed that it was new. Nor is one without a stamp whose id is from more than a day before the
 // stretch, unless the ids of the collection are irregular, or the purge had removed all envelopes of that time.

@@ -3,6 +3,7 @@ package sweep
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -22,7 +23,10 @@ const (
 	// collection before it responds. Each timeout doubles the bound, so that the sweep of a large
 	// collection ends.
 	responseTimeout = 5 * time.Minute
-	firstResponse   = 32 // documents of a response while their size is unknown
+	// guessedSize is the size of a document while none is known.
+	guessedSize = 64 << 10
+	// maxIDsAtLast bounds the ids of one stamp that are kept. Further ones are repeated after a failed read.
+	maxIDsAtLast = 10_000
 )
 
 var lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
@@ -83,13 +87,23 @@ type source struct {
 	last      bson.Timestamp
 	idsAtLast map[string]struct{}
 
-	cursor      *mongo.Cursor
-	session     *mongo.Session
-	cursorDocs  int // read from this cursor
-	cursorBytes int
+	cursor    *mongo.Cursor
+	session   *mongo.Session
+	docs      int        // read so far, with a guess
+	docBytes  int        // of docs
+	unread    []bson.Raw // the rest of the latest response
+	heldBytes int64      // of the latest response
 
-	ts bson.Timestamp
-	id bson.RawValue
+	// The current document. raw is nil after release.
+	raw bson.Raw
+	ts  bson.Timestamp
+	id  bson.RawValue
+}
+
+// nextBatch returns the number of documents of the next response: the server limits a response by that. The mean size so far turns
+// the wanted bytes into it.
+func (s *source) nextBatch() int32 {
+	return int32(max(1, min(changes.MaxDocuments, s.responseBytes*s.docs/max(s.docBytes, 1))))
 }
 
 // openCursor opens a cursor on the documents after last.
@@ -101,7 +115,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		return err
 	}
 
-	opts := options.Find().SetBatchSize(firstResponse)
+	opts := options.Find().SetBatchSize(s.nextBatch())
 	filter := unstampedFilter(s.leftOut)
 	if !s.unstamped {
 		// More documents may have the last stamp. The documents that were read are left out by their ids.
@@ -124,7 +138,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		session.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
-	s.cursor, s.session, s.cursorDocs, s.cursorBytes = opened, session, 0, 0
+	s.cursor, s.session = opened, session
 	return nil
 }
 
@@ -150,40 +164,65 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 		}
 	}
 
+	for {
+		for len(s.unread) > 0 {
+			s.raw, s.unread = s.unread[0], s.unread[1:]
+			if s.acceptCurrent() {
+				return true, nil
+			}
+		}
+
+		if more, err := s.fetchResponse(ctx); !more {
+			s.closeCursor(ctx)
+			return false, err
+		}
+	}
+}
+
+// fetchResponse replaces the latest response by the next one, and returns false at the end.
+func (s *source) fetchResponse(ctx context.Context) (bool, error) {
+	s.raw, s.unread, s.heldBytes = nil, nil, 0
 	for s.cursor.Next(ctx) {
-		if s.acceptCurrent() {
-			return true, nil
+		s.unread = append(slices.Grow(s.unread, 1+s.cursor.RemainingBatchLength()), s.cursor.Current)
+		s.heldBytes += int64(len(s.cursor.Current))
+		if s.cursor.RemainingBatchLength() == 0 {
+			break
 		}
 	}
 
-	err := s.cursor.Err()
-	s.closeCursor(ctx)
-	if err != nil {
+	if err := s.cursor.Err(); err != nil {
 		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
-	return false, nil
+	s.docs += len(s.unread)
+	s.docBytes += int(s.heldBytes)
+	s.cursor.SetBatchSize(s.nextBatch())
+	return len(s.unread) > 0, nil
+}
+
+// release frees the latest response and keeps the stamp of the current document, which the source reads again later. With more
+// documents of one stamp than idsAtLast has, release does nothing: the source would repeat the others without end.
+func (s *source) release(ctx context.Context) {
+	if s.raw == nil || len(s.idsAtLast) >= maxIDsAtLast {
+		return
+	}
+
+	delete(s.idsAtLast, mongodb.ValueKey(s.id))
+	if len(s.idsAtLast) == 0 {
+		s.last = mongodb.Preceding(s.ts)
+	}
+	s.closeCursor(ctx)
 }
 
 // acceptCurrent reads the stamp and the id of the current document. It returns false if the document
 // was read before, or if its id is left out.
 func (s *source) acceptCurrent() bool {
-	raw := s.cursor.Current
-	s.cursorDocs++
-	s.cursorBytes += len(raw)
-	if s.cursor.RemainingBatchLength() == 0 {
-		// The server limits a response by its number of documents. The mean size so far turns the wanted
-		// bytes into that number.
-		docs := s.responseBytes * s.cursorDocs / max(s.cursorBytes, 1)
-		s.cursor.SetBatchSize(int32(max(1, min(changes.MaxDocuments, docs))))
-	}
-
-	s.id = raw.Lookup("_id")
+	s.id = s.raw.Lookup("_id")
 	if s.unstamped {
 		at, hasTime := outboxes.IDTime(byte(s.id.Type), s.id.Value)
 		return !hasTime || !s.leftOut.contains(at)
 	}
 
-	s.ts = outboxes.Stamp(raw)
+	s.ts = outboxes.Stamp(s.raw)
 	if s.ts != s.last {
 		s.last = s.ts
 		clear(s.idsAtLast)
@@ -193,12 +232,15 @@ func (s *source) acceptCurrent() bool {
 	if _, known := s.idsAtLast[key]; known {
 		return false
 	}
-	s.idsAtLast[key] = struct{}{}
+	if len(s.idsAtLast) < maxIDsAtLast {
+		s.idsAtLast[key] = struct{}{}
+	}
 	return true
 }
 
-// closeCursor closes the cursor and its session, if there is one. It blocks for at most a second.
+// closeCursor frees the latest response, and closes the cursor and its session, if there is one. It blocks for at most a second.
 func (s *source) closeCursor(ctx context.Context) {
+	s.raw, s.unread, s.heldBytes, s.id = nil, nil, 0, bson.RawValue{}
 	if s.cursor == nil {
 		return
 	}

@@ -19,10 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-const (
-	markEvery     = 256      // envelopes between two calls of Reached
-	leastResponse = 16 << 10 // least bytes of a response, for any number of collections
-)
+const markEvery = 256 // envelopes between two calls of Reached
 
 // Publisher takes the envelopes of a sweep.
 type Publisher interface {
@@ -59,7 +56,7 @@ type Sweep struct {
 	// Margin is the time by which stamps may precede From although their envelopes were committed after
 	// From. Defaults to mongodb.MinMargin.
 	Margin time.Duration
-	// Memory bounds the responses that are held at a time.
+	// Memory bounds the responses that are held at a time, for any number of collections. A single one may be larger.
 	Memory int64
 	// Skip gets the ids that the stream may repeat. The sweep does not deliver ids that Skip already has
 	// from an earlier pass.
@@ -217,7 +214,8 @@ type sweepRun struct {
 	Result
 	sources       []*source // that have a next envelope, ordered by compareSources
 	deliveredUpTo bson.Timestamp
-	sinceReached  int // envelopes since the last call of Reached
+	sinceReached  int   // envelopes since the last call of Reached
+	heldBytes     int64 // of the responses of sources
 }
 
 // sweepAll delivers the envelopes without a stamp, and then merges the others of all collections in the
@@ -249,6 +247,12 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 	r.deliveredUpTo = r.LowerBound()
 	for len(r.sources) > 0 {
 		source := r.sources[0]
+		if source.raw == nil {
+			if err := r.advanceFirst(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := r.reportReached(ctx, source.ts); err != nil {
 			return err
 		}
@@ -259,8 +263,7 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 			return err
 		}
 
-		r.sources = slices.Delete(r.sources, 0, 1)
-		if err := r.addSource(ctx, source); err != nil {
+		if err := r.advanceFirst(ctx); err != nil {
 			return err
 		}
 	}
@@ -292,7 +295,9 @@ func (r *sweepRun) newSource(outbox outboxes.Outbox) *source {
 		to:        r.To,
 		idsAtLast: map[string]struct{}{},
 		// The merge holds one response of each collection.
-		responseBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastResponse),
+		responseBytes: int(r.Memory) / max(len(r.Collections), 1),
+		docs:          1,
+		docBytes:      guessedSize,
 		timeout:       cmp.Or(r.response, responseTimeout),
 	}
 }
@@ -315,12 +320,28 @@ func (r *sweepRun) sweepUnstamped(ctx context.Context, outbox outboxes.Outbox) e
 	}
 }
 
-// addSource moves source to its next document and adds it to the sources, unless it has ended.
+// advanceFirst moves the first source to its next document.
+func (r *sweepRun) advanceFirst(ctx context.Context) error {
+	source := r.sources[0]
+	r.sources = slices.Delete(r.sources, 0, 1)
+	return r.addSource(ctx, source)
+}
+
+// addSource moves source to its next document and adds it to the sources, unless it has ended. If the responses exceed the memory,
+// it releases those of the sources whose turn comes last.
 func (r *sweepRun) addSource(ctx context.Context, source *source) error {
+	r.heldBytes -= source.heldBytes
 	more, err := r.nextDocument(ctx, source)
+	r.heldBytes += source.heldBytes
 	if more {
 		i, _ := slices.BinarySearchFunc(r.sources, source, compareSources)
 		r.sources = slices.Insert(r.sources, i, source)
+	}
+
+	for i := len(r.sources) - 1; i > 0 && r.heldBytes > r.Memory; i-- {
+		r.heldBytes -= r.sources[i].heldBytes
+		r.sources[i].release(ctx)
+		r.heldBytes += r.sources[i].heldBytes
 	}
 	return err
 }
@@ -374,7 +395,7 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, source *source, again rep
 	}
 
 	crash.At("mid-sweep")
-	envelope := outboxes.Envelope{DB: source.db, Coll: source.name, TS: source.ts, Raw: source.cursor.Current}
+	envelope := outboxes.Envelope{DB: source.db, Coll: source.name, TS: source.ts, Raw: source.raw}
 	if err := r.Publisher.Deliver(ctx, &envelope); err != nil {
 		return err
 	}

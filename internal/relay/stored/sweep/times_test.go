@@ -92,6 +92,8 @@ func TestN22_AFieldOfAServiceIsNoMark(t *testing.T) {
 		{{Key: "sentAt", Value: nil}},
 		{{Key: "sent", Value: bson.A{}}},
 		{{Key: "sentAt", Value: now}, {Key: "sent", Value: true}},
+		{{Key: "sentAt", Value: now}, {Key: "sent", Value: bson.A{"a@example.org"}}},
+		{{Key: "sentAt", Value: now}, {Key: "sent", Value: bson.A{bson.D{{Key: "topic", Value: "news"}}}}},
 		{{Key: "sentAt", Value: "now"}, {Key: "sent", Value: bson.A{}}},
 	} {
 		for _, ts := range []any{bson.Timestamp{}, nil} {
@@ -102,7 +104,7 @@ func TestN22_AFieldOfAServiceIsNoMark(t *testing.T) {
 			want = append(want, id)
 		}
 	}
-	for _, places := range []bson.A{{}, {bson.D{{Key: "topic", Value: "orders"}}}} {
+	for _, places := range []bson.A{{}, {bson.D{{Key: "topic", Value: "orders"}, {Key: "partition", Value: 0}, {Key: "offset", Value: int64(5)}}}} {
 		b.insert(t.Context(), b.newOutbox("o"), fmt.Sprint("marked ", len(places)), bson.E{Key: "sentAt", Value: now}, bson.E{Key: "sent", Value: places})
 	}
 
