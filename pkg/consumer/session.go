@@ -187,7 +187,7 @@ func (s *session) listPartitions() []*partition {
 	return slices.Collect(maps.Values(s.partitions))
 }
 
-// listAll returns the current partitions, and those that no member reads and this one has retried.
+// listAll returns the current partitions, and the partitions without a reader whose messages this member has retried.
 func (s *session) listAll() []*partition {
 	s.partitionsMu.Lock()
 	defer s.partitionsMu.Unlock()

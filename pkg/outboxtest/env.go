@@ -127,7 +127,7 @@ func New(tb testing.TB, opts ...Option) *Env {
 	return env
 }
 
-// reportUnpublished publishes what is due, also if the test has not called Settle. It fails the test if an event became a dead letter of a
+// reportUnpublished publishes due events, also if the test has not called Settle. It fails the test if an event became a dead letter of a
 // relay, unless the test expects that.
 func (e *Env) reportUnpublished() {
 	e.tb.Helper()

@@ -56,6 +56,7 @@ func TestForeignDocumentsStay(t *testing.T) {
 			t.Errorf("%q: retention %v instead of %v", file, got, want)
 		}
 	}
+
 	if got := mustLoad(t, "mapping: {type: name}\n", append(slices.Clone(base), "OUTRELAY_RETENTION=2h"), nil).Retention; got != 2*time.Hour {
 		t.Errorf("the retention of the environment is %v", got)
 	}

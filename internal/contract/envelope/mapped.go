@@ -112,7 +112,7 @@ func (v *View) noteForeign(cursor *cursor) {
 }
 
 // leavesOut reports whether a field of a whole document is no part of the payload, because it belongs to the relay. A document
-// without a mark may have a time scheduledFor of its own.
+// without a mark may have a time scheduledFor.
 func (v *View) leavesOut(name []byte) bool {
 	return slices.Contains(relayWritten, string(name)) && (v.marked || !slices.Contains(relayMarks, string(name)))
 }

@@ -183,6 +183,7 @@ func TestAWholeDocumentKeepsItsOwnSchedule(t *testing.T) {
 	place := bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(7)}}
 	mark := bson.D{{Key: "sentAt", Value: bson.DateTime(1)}, {Key: "sent", Value: bson.A{place}}}
 	own := bson.D{{Key: "_id", Value: "a"}, {Key: "scheduledFor", Value: "Monday"}}
+
 	for want, doc := range map[string]bson.D{
 		`{"_id": "a", "scheduledFor": "Monday"}`: own,
 		`{"_id": "a"}`:                           append(slices.Clone(own), mark...),

@@ -35,7 +35,7 @@ const (
 // may not be delivered.
 var ErrReplayStalled = errors.New("the watcher does not move")
 
-// ReplayWait is what a run of a replay waits for.
+// ReplayWait names the event for which a run of a replay waits.
 type ReplayWait int
 
 const (

@@ -240,6 +240,7 @@ func TestTheFixForAnotherWatcherNamesIt(t *testing.T) {
 		slot.Name = "bills"
 		bills := liveNode("n2")
 		bills.Watchers = []string{"bills"}
+
 		list := List(Facts{
 			Now: now, Watcher: "orders", Slots: []SlotStatus{liveSlot(nil), slot}, Oplog: Oplog{Oldest: *ago(10 * time.Hour), Newest: now},
 			Nodes: []nodes.Node{liveNode("n1"), liveNode("n3"), bills, bills},

@@ -149,7 +149,7 @@ func (s *State) ClearProblems(parts ...string) {
 	maps.DeleteFunc(s.problems, func(key problemKey, _ problem) bool { return slices.Contains(parts, key.part) })
 }
 
-// KeepProblems removes all problems except those of parts.
+// KeepProblems removes the problems of all other parts.
 func (s *State) KeepProblems(parts ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

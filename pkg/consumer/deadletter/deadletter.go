@@ -162,7 +162,7 @@ func newDesk(opts []Option, open func(name string, expiry time.Duration) store, 
 	return &Desk{settings: settings, store: open(settings.collection, settings.expiry), waiting: waiting}, nil
 }
 
-// A page has at most pageSize letters, and ends with the one that reaches pageBytes.
+// A page has at most pageSize letters, and ends with the letter that reaches pageBytes.
 const (
 	pageSize  = 100
 	pageBytes = maxInline

@@ -383,7 +383,7 @@ func (r *reader) boundMemory(list []*reading) {
 		return
 	}
 
-	// What was written after the ends were read must not cause another cut.
+	// Records that were written after the ends were read must not cause another cut.
 	room := max(most-most/8-hits, 0)
 	sorted := slices.SortedFunc(slices.Values(list), func(a, b *reading) int { return cmp.Compare(a.countUnread(), b.countUnread()) })
 	for i, p := range sorted {

@@ -34,7 +34,7 @@ type In struct {
 	Unneeded func(ctx context.Context, topics []string) ([]string, error)
 	// Gate reports whether the lease is valid. While it is not, nothing is done. nil means always valid.
 	Gate func() bool
-	// Bounds limit the read-back (N8). Those that are zero have their defaults.
+	// Bounds limit the read-back (N8). A zero bound has its default.
 	Bounds Bounds
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
 	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.

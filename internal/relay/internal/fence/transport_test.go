@@ -82,6 +82,7 @@ func TestAPartitionThatIsUnreadableAtItsStartIsQuarantined(t *testing.T) {
 	owner := newOwner(t, "a", 2)
 	client := newClient(t, cluster.ListenAddrs()...)
 	owner.takeAll(t, client)
+
 	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: "a", Partitions: []int32{1}, Err: kerr.OffsetOutOfRange, Count: -1})
 	in := owner.newInput()
 	in.Idle = time.Second

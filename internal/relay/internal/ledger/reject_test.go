@@ -125,6 +125,7 @@ func TestN17_TheLetterOfTwoRejectionsStandsForBothTopics(t *testing.T) {
 		l.Decide(stored, stored.Pending, []record.Result{tooLarge("a"), tooLarge("b"), {Topic: "c"}}),
 		l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil, []record.Result{tooLarge("a"), tooLarge("b")}),
 	)
+
 	for n := 1; n <= 2; n++ {
 		if letter := b.letterOf(n); letter.Topic != "" || letter.Partition != nil {
 			t.Errorf("envelope %d: the letter names %q %v", n, letter.Topic, letter.Partition)

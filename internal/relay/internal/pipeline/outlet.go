@@ -61,7 +61,7 @@ func (o *Outlet) Publish(
 	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
 	}
-	// Other topics, which are not asked for now, may still get the envelope.
+	// Topics that are not listed now may still get the envelope.
 	if len(outgoing.recs) == 0 {
 		report(record.Published{Results: rejected})
 		return nil
@@ -118,7 +118,7 @@ func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, 
 		return err == nil && len(w.recs) > 0
 	}
 
-	// Without headers and payload, rules may decide in another way. Besides, an earlier owner may have sent the record under other rules.
+	// Without headers and payload, rules may decide in another way. An earlier owner may also have sent the record under other rules.
 	w.targets = w.targets[:0]
 	for _, topic := range topics {
 		w.targets = append(w.targets, routing.Target{Topic: topic, Partition: record.AnyPartition})

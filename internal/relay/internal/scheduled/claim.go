@@ -102,8 +102,8 @@ func (s *Scheduled) countRoom() int {
 	return maxScheduledInFlight - int(s.count.Load())
 }
 
-// selectDue returns the collections in which envelopes are due soon, with equal parts of limit. alone has the parts that failed before: those of
-// collections whose claims fail, and those of envelopes that a service had locked. next is when there will be another part, if there is none now.
+// selectDue returns the collections in which envelopes are due soon, with equal parts of limit. alone has the parts that failed before:
+// collections whose claims fail, and envelopes that a service had locked. next is when there will be another part, if there is none now.
 func (s *Scheduled) selectDue(now time.Time, limit int) (parts, alone []*part, next time.Time) {
 	next = now.Add(maxIdle)
 	note := func(moment time.Time) {

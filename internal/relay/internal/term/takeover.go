@@ -81,8 +81,8 @@ func (t *term) syncWithServers(ctx context.Context) error {
 	return t.slot.division.checkRedivided(ctx)
 }
 
-// findSchedules loads the list of outboxes with scheduled envelopes. Before the first position of its own is saved, it adds those that
-// exist: later owners look for scheduled envelopes only in the outboxes on the list (N19).
+// findSchedules loads the list of outboxes with scheduled envelopes. Before the first position of this watcher is saved, it adds all outboxes with such
+// envelopes: later owners look for scheduled envelopes only in the outboxes on the list (N19).
 func (t *term) findSchedules(ctx context.Context, doc *lease.Document) error {
 	if doc.Position().IsZero() || doc.PipelineHash == lease.AdoptedHash {
 		if err := t.schedules.NoteExisting(ctx, t.collections.WatchedOutboxes()); err != nil {

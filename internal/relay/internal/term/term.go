@@ -243,7 +243,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 
 	// Until its goroutines have ended, the term uses memory of the shared budget.
 	term.resolver.LeavePool()
-	// The heartbeat of the process reports these two. All other problems were those of the term.
+	// The heartbeat of the process reports these two. All other problems belonged to the term.
 	r.State.KeepProblems("mongodb reachable", "kafka reachable")
 	r.setUnwritableGauges(nil)
 	r.metrics.LeaseOwner.Set(0)

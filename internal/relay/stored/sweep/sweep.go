@@ -328,7 +328,7 @@ func (r *sweepRun) advanceFirst(ctx context.Context) error {
 }
 
 // addSource moves source to its next document and adds it to the sources, unless it has ended. If the responses exceed the memory,
-// it releases those of the sources whose turn comes last.
+// it releases the responses of the sources whose turn comes last.
 func (r *sweepRun) addSource(ctx context.Context, source *source) error {
 	r.heldBytes -= source.heldBytes
 	more, err := r.nextDocument(ctx, source)
