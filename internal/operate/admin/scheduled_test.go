@@ -1,7 +1,6 @@
 package admin_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -157,11 +156,6 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 		t.Errorf("all: %d %v; one is claimed", n, err)
 	}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := o.Schedule().Cancel(ctx, admin.ScheduledFilter{All: true}, nil); err == nil {
-		t.Error("a cancelled context was disregarded")
-	}
 	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).Schedule().Summary(t.Context(), admin.ScheduledFilter{}); err == nil {
 		t.Error("an unknown watcher was accepted")
 	}

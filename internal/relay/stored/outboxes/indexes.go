@@ -70,16 +70,27 @@ func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox
 		return nil, err
 	}
 
-	// One by one: an index of others that conflicts with one must not prevent the next.
-	var failed []error
-	for _, i := range missing {
-		if err := mongodb.CreateIndexesIn(ctx, coll, outbox.UUID, []mongodb.Index{i}); err != nil {
-			failed = append(failed, err)
-			continue
+	create := func(indexes ...mongodb.Index) error {
+		if err := mongodb.CreateIndexesIn(ctx, coll, outbox.UUID, indexes); err != nil {
+			return err
 		}
-		created = append(created, i.Statement(outbox.DB, outbox.Coll))
+		for _, i := range indexes {
+			created = append(created, i.Statement(outbox.DB, outbox.Coll))
+		}
+		return nil
 	}
-	return created, errors.Join(failed...)
+	// Together, because each creation blocks the outbox for a moment.
+	err = create(missing...)
+	if !errors.Is(err, mongodb.ErrIndexConflict) {
+		return created, err
+	}
+
+	// An index of the service that conflicts with one of them must not prevent the others.
+	err = nil
+	for _, i := range missing {
+		err = errors.Join(err, create(i))
+	}
+	return created, err
 }
 
 // EnsureIndexes creates the indexes for tests and benchmarks of the queries on outboxes, and the collection if it

@@ -262,7 +262,7 @@ func (t *term) read(n int) {
 	n = min(n, len(t.w.stream)-t.cursor)
 	for _, s := range t.w.stream[t.cursor : t.cursor+n] {
 		batch.Docs = append(batch.Docs, s.event)
-		batch.Position = resume.Position{Token: resume.TokenOf(s.pos), ClusterTime: s.clusterTime}
+		batch.Position = resume.Position{Token: s.token, ClusterTime: s.clusterTime}
 	}
 	t.cursor += n
 	if n == 0 && t.cursor < len(t.w.stream) {

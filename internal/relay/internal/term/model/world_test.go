@@ -52,6 +52,7 @@ type spec struct {
 	ns, id, key string
 	topics      []string
 	raw, event  bson.Raw
+	token       resume.Token
 	pos         string
 	clusterTime bson.Timestamp
 	due         int64          // Unix milliseconds; 0: not scheduled
@@ -219,7 +220,8 @@ func (w *world) chooseFate(s *spec) {
 
 // commit commits an event.
 func (w *world) commit(s *spec) {
-	s.pos = outboxes.PosAt(s.clusterTime) + fmt.Sprintf("2B022C0100296E%04X", s.number)
+	s.token = resume.TokenOf(outboxes.PosAt(s.clusterTime) + fmt.Sprintf("2B022C01002C%04X6E", s.number))
+	s.pos = outboxes.PosOf(resume.Position{Token: s.token})
 	kind := strings.Join(s.topics, "")
 	doc := bson.D{
 		{Key: "_id", Value: s.id},
@@ -238,7 +240,7 @@ func (w *world) commit(s *spec) {
 	s.raw = mustMarshal(doc)
 	db, coll, _ := strings.Cut(s.ns, ".")
 	s.event = mustMarshal(bson.D{
-		{Key: "_id", Value: bson.D{{Key: "_data", Value: s.pos}}},
+		{Key: "_id", Value: s.token},
 		{Key: "operationType", Value: "insert"},
 		{Key: "clusterTime", Value: s.clusterTime},
 		{Key: "wallTime", Value: s.wall()},
