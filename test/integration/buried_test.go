@@ -23,9 +23,9 @@ func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"order", "payment"}})
 	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("late")})
 	topics := s.ReadTopics("order", "payment", "late")
-	owner := s.StartRelay()
+	owner := s.StartCrashing("mid-waiting-write")
 	owner.WaitTookOver()
-	// The topic of the event is missing, so the resolved position waits for the event for some seconds.
+	// The topic of the event is missing, so the resolved position waits for the event for some seconds. The owner dies when it stores the event.
 	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20))
 	const n = 20
 	var events []event.Event
@@ -44,7 +44,9 @@ func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 		count, err := stored.CountDocuments(t.Context(), bson.D{})
 		return err == nil && count == n
 	})
-	owner.Kill()
+	if !owner.KilledByCrashPoint(kit.Patience) {
+		t.Fatal("the owner has stored no waiting event")
+	}
 	position := resume.Token(s.WatcherDocument().Lookup("token").Value).Data()
 	behind, err := stored.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
 	if err != nil || behind != n {
