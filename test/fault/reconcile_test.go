@@ -69,7 +69,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	p.Kill()
 	killOwners(t, s, "mid-waiting-write:3", "after-ack-before-position:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
-	killOwners(t, s, "after-produce-before-ack:12", "mid-waiting-write", "after-ack-before-position:40", "after-checkpoint:5", "mid-read-back")
+	killOwners(t, s, "mid-waiting-write", "after-produce-before-ack:12", "after-ack-before-position:40", "after-checkpoint:5", "mid-read-back")
 	for range chooseRounds(1, 20) {
 		p := s.StartRelay()
 		p.WaitTookOver()
@@ -158,7 +158,7 @@ func TestRejectedRecordsWhileOwnersDie(t *testing.T) {
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
-	killOwners(t, s, "after-produce-before-ack:5", "mid-waiting-write", "after-ack-before-position:15")
+	killOwners(t, s, "mid-waiting-write", "after-produce-before-ack:5", "after-ack-before-position:15")
 	loads[0].Stop()
 	s.StartRelay().WaitTookOver()
 
@@ -351,7 +351,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
-	killOwners(t, s, "after-produce-before-ack:4", "mid-waiting-write", "mid-waiting-write", "before-checkpoint:3")
+	killOwners(t, s, "mid-waiting-write", "after-produce-before-ack:4", "mid-waiting-write", "before-checkpoint:3")
 	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
