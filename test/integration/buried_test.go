@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
@@ -47,7 +48,7 @@ func TestN15_ASuccessorDoesNotSendDeadEvents(t *testing.T) {
 	if !owner.KilledByCrashPoint(kit.Patience) {
 		t.Fatal("the owner has stored no waiting event")
 	}
-	position := resume.Token(s.WatcherDocument().Lookup("token").Value).Data()
+	position := outboxes.PosOf(resume.Position{Token: s.WatcherDocument().Lookup("token").Value})
 	behind, err := stored.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
 	if err != nil || behind != n {
 		t.Fatalf("the stream repeats %d of %d dead events, %v", behind, n, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // TestN15_AnExceptionForOneTopicDoesNotHideTheOthers: an owner wrote an envelope of two topics down as parked for one of
@@ -73,7 +74,7 @@ func (b *bundle) halfSent(id, topic string, swept bool, opts ...event.Option) {
 		b.t.Fatal(cs.Err())
 	}
 
-	pos := cs.Current.Lookup("_id", "_data").StringValue()
+	pos := outboxes.PosOf(resume.Position{Token: resume.Token(cs.ResumeToken())})
 	origin := waiting.OriginStream
 	if swept {
 		var ts, to bson.Timestamp

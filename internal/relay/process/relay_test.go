@@ -231,10 +231,12 @@ func (b *bundle) consume(n int) []*kgo.Record {
 func (b *bundle) poll(cl *kgo.Client) (records []*kgo.Record) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
-	for len(records) == 0 && ctx.Err() == nil {
-		records = cl.PollFetches(ctx).Records()
+	for ctx.Err() == nil {
+		if records = cl.PollFetches(ctx).Records(); len(records) > 0 {
+			return records
+		}
 	}
-	return records
+	return nil
 }
 
 func (b *bundle) status() admin.SlotStatus {
