@@ -34,7 +34,7 @@ func TestATimestampThatKafkaRejectsStopsNoPartition(t *testing.T) {
 		}
 	}
 
-	b.start("mapping={timestamp: created}", "topics.rules=[{match: {aggregatetype: order}, to: ["+read.topic+"]}]")
+	b.start("retry.max_attempts=2", "mapping={timestamp: created}", "topics.rules=[{match: {aggregatetype: order}, to: ["+read.topic+"]}]")
 	read.consume(1)
 	stacktest.Eventually(t, "the others are dead letters", func() bool { return b.countLetters(bson.D{}) == 3 })
 }

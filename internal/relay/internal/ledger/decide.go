@@ -106,7 +106,12 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	l.decideRejected(outcome, topics, why, record.Result{Partition: record.AnyPartition})
+	result := record.Result{Partition: record.AnyPartition}
+	// The other topics of an envelope that waits for one have it, or still get it.
+	if outcome.Doc != nil && len(outcome.Doc.Pending) == 1 {
+		result.Topic = outcome.Doc.Pending[0]
+	}
+	l.decideRejected(outcome, topics, why, result)
 	return outcome
 }
 
