@@ -93,9 +93,13 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep 
 }
 
 // isTopicUnavailable reports whether a topic accepts no record until an administrator changes the
-// cluster: the topic does not exist, its name is illegal, or this user may not write to it.
+// cluster: the topic does not exist, its name is illegal, this user may not write to it, or the cluster rejects the settings with which
+// it would be created.
 func isTopicUnavailable(err error) bool {
-	for _, code := range []kafkawire.Code{kafkawire.UnknownTopicOrPartition, kafkawire.InvalidTopic, kafkawire.TopicAuthorizationFailed} {
+	for _, code := range []kafkawire.Code{
+		kafkawire.UnknownTopicOrPartition, kafkawire.InvalidTopic, kafkawire.TopicAuthorizationFailed,
+		kafkawire.PolicyViolation, kafkawire.InvalidConfig,
+	} {
 		if errors.Is(err, code) {
 			return true
 		}
