@@ -47,8 +47,7 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 	defer r.mu.Unlock()
 
 	if !r.running {
-		return fmt.Errorf("replay %s is ordered, but this process does not run replays: %w; run outrelay replay --resume %s",
-			j.id, ErrUnavailable, j.id)
+		return fmt.Errorf("this process does not run replays: %w; run outrelay replay --resume %s", ErrUnavailable, j.id)
 	}
 	if len(r.queue) >= maxQueuedReplays {
 		return ErrReplaysFull
@@ -202,8 +201,12 @@ func (r Replays) Start(ctx context.Context, order ReplayOrder) (ReplayInfo, erro
 	if info.ID == "" {
 		return info, err
 	}
-	// A stored replay runs, even if the audit log lacks it.
-	return info, errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r}))
+
+	// A stored replay runs, even if the audit log lacks it. A caller that gets only the error needs the id to follow or cancel it.
+	if err = errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r})); err != nil {
+		err = fmt.Errorf("replay %s is ordered: %w", info.ID, err)
+	}
+	return info, err
 }
 
 // Resume continues an interrupted replay in this process.
