@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -50,7 +52,7 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 		return fmt.Errorf("this process does not run replays: %w; run outrelay replay --resume %s", ErrUnavailable, j.id)
 	}
 	if len(r.queue) >= maxQueuedReplays {
-		return ErrReplaysFull
+		return r.describeFullLocked()
 	}
 
 	// An order that is active or queued would run twice.
@@ -76,9 +78,14 @@ func (r *replayRunner) checkCapacity() error {
 	defer r.mu.Unlock()
 
 	if r.running && len(r.queue) >= maxQueuedReplays {
-		return ErrReplaysFull
+		return r.describeFullLocked()
 	}
 	return nil
+}
+
+// describeFullLocked returns [ErrReplaysFull] with the active replays, for which the others wait.
+func (r *replayRunner) describeFullLocked() error {
+	return fmt.Errorf("%w: %s active", ErrReplaysFull, strings.Join(slices.Sorted(maps.Keys(r.active)), ", "))
 }
 
 // cancelJob stops the replay with this id if it is active in this process, and removes it from the queue.
@@ -128,7 +135,8 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) error {
 			}
 			wg.Go(func() {
 				defer r.finishJob(job.id)
-				// A job does not wait until all envelopes are sent. It would keep other replays waiting for a topic that cannot be written.
+				// A job does not wait until all envelopes are sent: others would wait for a topic that cannot be written. Only a
+				// replay of more than DefaultReplayOpen envelopes waits for it. Then an operator has to cancel that replay.
 				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: WaitForRoom})
 				if err != nil && jobCtx.Err() == nil {
 					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "error", err)
