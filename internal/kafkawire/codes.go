@@ -31,7 +31,7 @@ const (
 	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
 	OffsetOutOfRange                   = kafkago.OffsetOutOfRange
 	OperationNotAttempted              = kafkago.Error(55) // kafka-go uses another name
-	policyViolation                    = kafkago.PolicyViolation
+	PolicyViolation                    = kafkago.PolicyViolation
 	ProducerFenced                     = kafkago.ProducerFenced
 	RebalanceInProgress                = kafkago.RebalanceInProgress
 	TopicAuthorizationFailed           = kafkago.TopicAuthorizationFailed

@@ -85,7 +85,7 @@ func explainTopic(topic string, err error) Obstacle {
 	case unsupportedCompressionType:
 		return Obstacle{TopicRejected, fmt.Sprintf("the broker of topic %q does not support this compression", topic), "change kafka.compression"}
 
-	case policyViolation:
+	case PolicyViolation:
 		return Obstacle{
 			TopicRejected, fmt.Sprintf("a policy of the cluster rejects topic %q", topic),
 			"contact its operators, or create the topic manually",

@@ -68,6 +68,9 @@ func (d *disposer) moveToRetryTopic(ctx context.Context, message *Message, handl
 	return err
 }
 
+// errNotVisibleYet replaces the code of the brokers for a topic that was just created, because that code would give the message up.
+var errNotVisibleYet = errors.New("the topic is new, and brokers do not show it yet")
+
 // publishMessage writes message to a topic. If the topic is missing, it creates the topic like the topic like, whose records stay for the
 // time keep; 0 is the default of the brokers.
 func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep time.Duration, message *Message) error {
@@ -81,9 +84,8 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep 
 			return err
 		}
 		err = d.publisher.Publish(ctx, topic, []transport.Record{recordOf(message)})
-		// The topic exists, and the error hides the code that would give the message up.
 		if errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			return fmt.Errorf("publishing to the new topic %s, which brokers do not show yet: %v", topic, err) //nolint:errorlint // see above
+			return fmt.Errorf("publishing to topic %s: %w", topic, errNotVisibleYet)
 		}
 	}
 	if err != nil {
@@ -93,9 +95,13 @@ func (d *disposer) publishMessage(ctx context.Context, topic, like string, keep 
 }
 
 // isTopicUnavailable reports whether a topic accepts no record until an administrator changes the
-// cluster: the topic does not exist, its name is illegal, or this user may not write to it.
+// cluster: the topic does not exist, its name is illegal, this user may not write to it, or the cluster rejects the settings with which
+// it would be created.
 func isTopicUnavailable(err error) bool {
-	for _, code := range []kafkawire.Code{kafkawire.UnknownTopicOrPartition, kafkawire.InvalidTopic, kafkawire.TopicAuthorizationFailed} {
+	for _, code := range []kafkawire.Code{
+		kafkawire.UnknownTopicOrPartition, kafkawire.InvalidTopic, kafkawire.TopicAuthorizationFailed,
+		kafkawire.PolicyViolation, kafkawire.InvalidConfig,
+	} {
 		if errors.Is(err, code) {
 			return true
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -328,5 +329,36 @@ func TestAMessageIsNotGivenUpBecauseItsNewRetryTopicAppearsLate(t *testing.T) {
 	}
 	if n := g.countLetters(t); n != 0 || len(brokers.list[verdict.Topic]) != 1 || brokers.created != 2 {
 		t.Errorf("%d letters, %d messages in the topic, which was created %d times", n, len(brokers.list[verdict.Topic]), brokers.created)
+	}
+}
+
+// strictBrokers create no topic.
+type strictBrokers struct{ rejects error }
+
+func (s strictBrokers) CreateTopic(context.Context, string, string, time.Duration) error {
+	return s.rejects
+}
+
+func (s strictBrokers) Publish(context.Context, string, []transport.Record) error {
+	return kafkawire.UnknownTopicOrPartition
+}
+
+// A policy of the cluster that rejects the settings of a retry topic would stop the lane until somebody creates the topic.
+func TestAMessageIsGivenUpIfTheClusterRejectsItsRetryTopic(t *testing.T) {
+	t.Parallel()
+	for _, code := range []kafkawire.Code{kafkawire.PolicyViolation, kafkawire.InvalidConfig} {
+		g := newGraveyard(t)
+		rejection := &kafkawire.RejectionError{Code: code, Message: "at most 7 days"}
+		disposer := consumer.NewDisposer(g.letters, strictBrokers{rejection}, func(err error) { t.Error(err) })
+		m := newFailed(1, "A")
+		verdict := newVerdict(1, m, errFlaky)
+		verdict.Action, verdict.Topic = consumer.ActRetryTopic, "orders.retry"
+		givenUp, err := disposer.Dispose(t.Context(), m, "h", verdict, errFlaky)
+		if err != nil {
+			t.Fatalf("%v: %v", code, err)
+		}
+		if n := g.countLetters(t); n != 1 || !strings.Contains(givenUp.Reason, "at most 7 days") {
+			t.Errorf("%v: %d letters with the reason %q", code, n, givenUp.Reason)
+		}
 	}
 }

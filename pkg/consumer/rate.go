@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
-	"sync/atomic"
+	"slices"
+	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -34,8 +36,9 @@ type Rate struct {
 // The messages wait in their lanes, in the order of each key, while other lanes and handlers go on, until the buffer of a partition is
 // full (WithBuffer). A member reserves the calls of up to 250 ms with one write to the collection inbox_rates. So a busy member needs
 // at most four writes per second, and one for each message below four per second. Calls that a member has reserved and not used are
-// lost: with several members that are not busy, the group may stay below the limit by up to 250 ms, or one call, for each of them. Without MongoDB
-// the handler waits.
+// lost: with several members that are not busy, the group may stay below the limit by up to 250 ms, or one call, for each of them.
+// If other handlers keep all lanes of a member busy (WithConcurrency), up to Burst calls of that member may be late and follow each
+// other at once. Without MongoDB the handler waits.
 func WithRate(rate Rate) HandlerOption {
 	return handlerOption(func(handling *handling) { handling.rate = rate })
 }
@@ -57,9 +60,13 @@ type rateLimiter struct {
 	limit rates.Limit
 	block int // calls of a reservation
 
-	turn    chan struct{} // has an element while no lane reserves, or waits for a call
-	slots   []time.Time   // reserved and not used; of the lane that has the turn
-	waiting atomic.Int64  // lanes that wait
+	lock   chan struct{} // of slots: has an element while it is free, so that a lane can stop waiting for it
+	slots  []time.Time   // reserved and not used
+	starts chan struct{} // has an element for each call that a lane may use before it has its slots
+
+	mu        sync.Mutex
+	waiting   map[*track]struct{} // the lanes that wait
+	isReached bool                // the last reservation succeeded
 }
 
 // newRateLimiter returns the limiter of a handler with this name in the inbox, or nil if the rate has no limit.
@@ -75,15 +82,18 @@ func newRateLimiter(store rates.Store, name string, rate Rate) *rateLimiter {
 	// Rounded up, so that the rate is never exceeded.
 	every := time.Duration(math.Ceil(1e6/rate.PerSecond)) * time.Microsecond
 	limiter := &rateLimiter{
-		store: store, turn: make(chan struct{}, 1),
+		store: store, lock: make(chan struct{}, 1), starts: make(chan struct{}, max(burst, 1)), waiting: map[*track]struct{}{},
 		limit: rates.Limit{Name: name, Every: every, Burst: max(burst, 1)},
 		block: max(int(rate.PerSecond*reserveAhead.Seconds()), 1),
 	}
-	limiter.endTurn()
+
+	limiter.unlockCalls()
+	limiter.allowStarts(limiter.limit.Burst)
 	return limiter
 }
 
-// reserve reserves calls until the member has n, and returns how long to wait before them. The caller must have the turn.
+// reserve reserves calls until the member has n, and returns how long to wait before them. The caller must have locked the
+// calls.
 func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error) {
 	// Old slots of this member would add to the burst of the others.
 	oldest := time.Now().Add(-l.limit.Window())
@@ -102,8 +112,9 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 			}
 			return err
 		}, nil)
+		l.noteReservation(err)
 		if err != nil {
-			return 0, err
+			return 0, &inboxFailure{fmt.Errorf("rate limit: %w", err)}
 		}
 		// The clock of the server was read before the response, so a slot is never used too early.
 		next := time.Now().Add(first)
@@ -119,26 +130,61 @@ func (l *rateLimiter) reserve(ctx context.Context, n int) (time.Duration, error)
 // await blocks until the rate allows n messages of a track. Other lanes use the slots of the track during the wait. It returns
 // errInterrupted if the track must stop first. A nil limiter has no limit.
 //
-// A call is used only after its wait. So a lane that stops loses none, and the member has reserved one block at most, however many
-// lanes wait.
+// A call is used only after its wait. So a lane that stops during the wait loses none, and the member has reserved one block at most,
+// however many lanes wait.
 func (l *rateLimiter) await(t *track, n int) error {
 	if l == nil {
 		return nil
 	}
-	if !l.takeTurn(t) {
+	// Without a wait, the track keeps its slots.
+	select {
+	case <-l.lock:
+		wait, err := l.reserve(t.p.drainCtx, n)
+		if err == nil && wait <= 0 {
+			l.slots = l.slots[n:]
+		}
+		l.unlockCalls()
+		if err != nil || wait <= 0 {
+			return err
+		}
+	default:
+	}
+
+	l.addWaiting(t)
+	defer l.removeWaiting(t)
+	var err error
+	t.yieldSlots(func() { err = l.useCalls(t, n) })
+	if err != nil {
+		return err
+	}
+	l.allowStarts(n)
+	if t.mustStop() {
 		return errInterrupted
 	}
-	defer l.endTurn()
+	return nil
+}
+
+// useCalls waits for n calls and uses them. The track has no slots. The caller must call allowStarts for the calls when it has some.
+func (l *rateLimiter) useCalls(t *track, n int) error {
+	if !awaitSignal(t, l.lock) {
+		return errInterrupted
+	}
+	defer l.unlockCalls()
 
 	wait, err := l.reserve(t.p.drainCtx, n)
 	if err != nil {
-		return &inboxFailure{fmt.Errorf("rate limit: %w", err)}
+		return err
 	}
-	if wait > 0 {
-		l.countWaiting(t, 1)
-		t.waitYielding(wait)
-		l.countWaiting(t, -1)
-		if t.mustStop() {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	if !awaitSignal(t, timer.C) {
+		return errInterrupted
+	}
+
+	// While other handlers keep all slots busy, lanes with calls gather. Later they start together, but not more than a burst.
+	for i := range n {
+		if !awaitSignal(t, l.starts) {
+			l.allowStarts(i)
 			return errInterrupted
 		}
 	}
@@ -146,32 +192,62 @@ func (l *rateLimiter) await(t *track, n int) error {
 	return nil
 }
 
-// takeTurn blocks until no other lane has the turn. It returns false if the track must stop first.
-func (l *rateLimiter) takeTurn(t *track) bool {
-	select {
-	case <-l.turn:
-		return true
-	default:
-	}
+// unlockCalls lets the next lane reserve and use calls.
+func (l *rateLimiter) unlockCalls() { l.lock <- struct{}{} }
 
-	l.countWaiting(t, 1)
-	defer l.countWaiting(t, -1)
-	taken := false
-	t.yieldSlots(func() { taken = awaitSignal(t, l.turn) })
-	if taken && t.mustStop() {
-		l.endTurn()
-		return false
+// allowStarts lets lanes use n more calls before they have their slots.
+func (l *rateLimiter) allowStarts(n int) {
+	for range n {
+		l.starts <- struct{}{}
 	}
-	return taken
 }
 
-// endTurn lets the next lane reserve.
-func (l *rateLimiter) endTurn() { l.turn <- struct{}{} }
+// addWaiting counts a lane that waits. Such a lane does not wait for the database, unless the last reservation failed.
+func (l *rateLimiter) addWaiting(t *track) {
+	l.mu.Lock()
+	l.waiting[t] = struct{}{}
+	n, isReached := len(l.waiting), l.isReached
+	l.mu.Unlock()
 
-// countWaiting counts lanes that wait. Such a lane does not wait for the database any more.
-func (l *rateLimiter) countWaiting(t *track, delta int64) {
-	t.trouble.markBack(t)
-	t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: l.waiting.Add(delta), Handler: t.reg.name})
+	if isReached {
+		t.trouble.markBack(t)
+	}
+	l.measureWaiting(t, n)
+}
+
+// removeWaiting undoes addWaiting.
+func (l *rateLimiter) removeWaiting(t *track) {
+	l.mu.Lock()
+	delete(l.waiting, t)
+	n := len(l.waiting)
+	l.mu.Unlock()
+	l.measureWaiting(t, n)
+}
+
+func (l *rateLimiter) measureWaiting(t *track, n int) {
+	t.p.s.c.measure(telemetry.Measurement{Metric: telemetry.RateWaiting, N: int64(n), Handler: t.reg.name})
+}
+
+// countWaiting returns the number of lanes that wait.
+func (l *rateLimiter) countWaiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.waiting)
+}
+
+// noteReservation notes the result of a reservation. After a failed one, a success is the response for which the other lanes wait too.
+func (l *rateLimiter) noteReservation(err error) {
+	l.mu.Lock()
+	var lanes []*track
+	if err == nil && !l.isReached {
+		lanes = slices.Collect(maps.Keys(l.waiting))
+	}
+	l.isReached = err == nil
+	l.mu.Unlock()
+
+	for _, lane := range lanes {
+		lane.trouble.markBack(lane)
+	}
 }
 
 // largestBatch returns how many messages one attempt may have by the rate of the handler: a batch waits for the last of its calls.

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -99,6 +100,86 @@ func TestARateDelaysOnlyItsHandler(t *testing.T) {
 	k.waitCount("slow", 10)
 	k.checkOnce("slow", 10)
 	k.checkOnce("fast", 10)
+}
+
+// Handlers without a limit keep all lane slots busy. A handler with a rate gets as many slots as its calls need.
+func TestARateDoesNotStarveAmongBusyHandlers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.newConsumer(consumer.WithConcurrency(1), consumer.WithMode(consumer.AtLeastOnce))
+	const n, busyMessages = 60, 4000
+	var busy, limited, busyAtEnd atomic.Int64
+	addHandler(t, c, "busy", func(context.Context, *consumer.Message) error {
+		busy.Add(1)
+		<-time.After(10 * time.Millisecond)
+		return nil
+	})
+	addHandler(t, c, "limited", func(context.Context, *consumer.Message) error {
+		if limited.Add(1) == n {
+			busyAtEnd.Store(busy.Load())
+		}
+		return nil
+	}, consumer.WithRate(consumer.Rate{PerSecond: 50, Burst: 5}))
+
+	var messages []*consumer.Message
+	for i := range busyMessages {
+		key := fmt.Sprint("key", i%64)
+		if i%10 == 0 && i/10 < n {
+			messages = append(messages, newMessage(key, "limited", fmt.Sprint(i)))
+		}
+		messages = append(messages, newMessage(key, "busy", fmt.Sprint(i)))
+	}
+	k.publish(messages...)
+	k.start(c)
+	k.waitUntil("the limited messages", func(context.Context) bool { return limited.Load() == n })
+	if got := busyAtEnd.Load(); got > 500 {
+		t.Errorf("%d busy messages were handled before the last of %d limited ones", got, n)
+	}
+}
+
+// Lanes that wait for a call take turns with lanes whose reservation fails. None of them has a response of MongoDB.
+func TestAnOutageOfTheRateIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	var failed, began, ended, handled atomic.Int64
+	monitor := &mongoevent.CommandMonitor{Failed: func(_ context.Context, e *mongoevent.CommandFailedEvent) {
+		if e.CommandName == "findAndModify" {
+			failed.Add(1)
+		}
+	}}
+	k := newKit(t, 1, options.Client().SetAppName(app).SetMonitor(monitor))
+	c := k.newConsumer(consumer.WithMode(consumer.AtLeastOnce), consumer.WithErrorHook(func(_ context.Context, err error) {
+		if outage, ok := errors.AsType[*consumer.OutageError](err); ok && outage.Over {
+			ended.Add(1)
+		} else if ok {
+			began.Add(1)
+		}
+	}))
+	addHandler(t, c, "counted", func(context.Context, *consumer.Message) error {
+		handled.Add(1)
+		return nil
+	}, consumer.WithRate(consumer.Rate{PerSecond: 0.01}))
+
+	badValue := bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}},
+		{Key: "errorCode", Value: 2},
+		{Key: "blockConnection", Value: true},
+		{Key: "blockTimeMS", Value: 500},
+	}
+	_, off := stacktest.FailAlways(t, app, badValue)
+	k.publish(newMessages(3, 3)...)
+	k.start(c)
+	k.waitUntil("failed reservations", func(context.Context) bool { return failed.Load() >= 8 })
+	if n := ended.Load(); n != 0 {
+		t.Errorf("the end of the outage was reported %d times before it", n)
+	}
+	off()
+
+	// The other lanes wait for calls that come much later.
+	k.waitUntil("the end of the outage", func(context.Context) bool { return ended.Load() > 0 })
+	if began.Load() != 1 || ended.Load() != 1 || handled.Load() > 1 {
+		t.Errorf("%d outages, %d ends, %d messages, want 1, 1 and at most 1", began.Load(), ended.Load(), handled.Load())
+	}
 }
 
 // A lane that stops to wait must not take its call with it: the next one would have to wait for all calls that were lost.

@@ -157,7 +157,7 @@ func (c *Consumer) handlerStatus() []HandlerStatus {
 	for _, r := range c.reg.snapshot().all {
 		status := HandlerStatus{Name: r.name, Running: int(r.running.Load())}
 		if r.rateLimiter != nil {
-			status.RateWaiting = int(r.rateLimiter.waiting.Load())
+			status.RateWaiting = r.rateLimiter.countWaiting()
 		}
 		if text := r.lastError.Load(); text != nil {
 			status.LastError = *text

@@ -43,8 +43,12 @@ const maxCommitSilence = 4 * maxQuerySilence
 func (o *trouble) watchDatabase(track *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.restartLocked(track, limit)
+}
 
-	o.waitID++
+// restartLocked ends the wait for the database, if there is one, and starts another one.
+func (o *trouble) restartLocked(track *track, limit time.Duration) {
+	o.stopLocked()
 	id := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
 		o.markAway(track, fmt.Errorf("no response for %v", limit), func() bool { return o.waitID == id })
@@ -55,6 +59,11 @@ func (o *trouble) watchDatabase(track *track, limit time.Duration) {
 func (o *trouble) stopWatching() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.stopLocked()
+}
+
+// stopLocked ends the wait for the database, if there is one.
+func (o *trouble) stopLocked() {
 	o.waitID++
 	if o.timer != nil {
 		o.timer.Stop()
@@ -66,11 +75,9 @@ func (o *trouble) stopWatching() {
 func (o *trouble) noteResponse(track *track) {
 	o.markBack(track)
 	o.mu.Lock()
-	isWatched := o.timer != nil
-	o.mu.Unlock()
-	if isWatched {
-		o.stopWatching()
-		o.watchDatabase(track, maxQuerySilence)
+	defer o.mu.Unlock()
+	if o.timer != nil {
+		o.restartLocked(track, maxQuerySilence)
 	}
 }
 

@@ -28,8 +28,8 @@ func (s *rateStore) Reserve(_ context.Context, limit rates.Limit, n int) (time.D
 	first := now.Add(-limit.Window())
 
 	next := s.next[limit.Name]
-	if soon := now.Add(limit.Every); next.every != limit.Every && next.at.After(soon) {
-		next.at = soon
+	if next.every != limit.Every && next.at.After(now.Add(rates.MaxLeftover)) {
+		next.at = now.Add(limit.Every)
 	}
 	if next.at.After(first) {
 		first = next.at

@@ -26,6 +26,28 @@ func TestReservationsFollowEachOtherUntilTheRateChanges(t *testing.T) {
 		reserve(time.Hour, 1, time.Hour, 2*time.Hour)
 		reserve(time.Minute, 5, time.Minute, time.Minute)
 		reserve(time.Minute, 1, 5*time.Minute, 6*time.Minute)
-		reserve(time.Hour, 1, time.Minute, time.Hour)
+		reserve(time.Hour, 1, time.Hour, time.Hour)
+	}
+}
+
+// During a rolling deployment, old and new members reserve in turns. Together they stay below the higher rate.
+func TestMembersWithTwoRatesShareTheirSlots(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]rates.Store{
+		"memory": &rateStore{}, "MongoDB": rates.NewMongo(stacktest.Database(t, stacktest.Client(t))),
+	} {
+		var last time.Duration
+		began := time.Now()
+		for i := range 20 {
+			limit := rates.Limit{Name: "h", Every: time.Duration(1+i%2) * time.Second, Burst: 1}
+			wait, err := store.Reserve(t.Context(), limit, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = time.Since(began) + wait
+		}
+		if last < 19*time.Second {
+			t.Errorf("%s: 20 calls take %v", name, last)
+		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
@@ -47,11 +49,10 @@ func (r *replayRunner) enqueueJob(j replayJob) error {
 	defer r.mu.Unlock()
 
 	if !r.running {
-		return fmt.Errorf("replay %s is ordered, but this process does not run replays: %w; run outrelay replay --resume %s",
-			j.id, ErrUnavailable, j.id)
+		return fmt.Errorf("this process does not run replays: %w; run outrelay replay --resume %s", ErrUnavailable, j.id)
 	}
 	if len(r.queue) >= maxQueuedReplays {
-		return ErrReplaysFull
+		return r.describeFullLocked()
 	}
 
 	// An order that is active or queued would run twice.
@@ -77,9 +78,14 @@ func (r *replayRunner) checkCapacity() error {
 	defer r.mu.Unlock()
 
 	if r.running && len(r.queue) >= maxQueuedReplays {
-		return ErrReplaysFull
+		return r.describeFullLocked()
 	}
 	return nil
+}
+
+// describeFullLocked returns [ErrReplaysFull] with the active replays, for which the others wait.
+func (r *replayRunner) describeFullLocked() error {
+	return fmt.Errorf("%w: %s active", ErrReplaysFull, strings.Join(slices.Sorted(maps.Keys(r.active)), ", "))
 }
 
 // cancelJob stops the replay with this id if it is active in this process, and removes it from the queue.
@@ -129,7 +135,8 @@ func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) error {
 			}
 			wg.Go(func() {
 				defer r.finishJob(job.id)
-				// A job does not wait until all envelopes are sent. It would keep other replays waiting for a topic that cannot be written.
+				// A job does not wait until all envelopes are sent: others would wait for a topic that cannot be written. Only a
+				// replay of more than DefaultReplayOpen envelopes waits for it. Then an operator has to cancel that replay.
 				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: WaitForRoom})
 				if err != nil && jobCtx.Err() == nil {
 					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "error", err)
@@ -202,8 +209,12 @@ func (r Replays) Start(ctx context.Context, order ReplayOrder) (ReplayInfo, erro
 	if info.ID == "" {
 		return info, err
 	}
-	// A stored replay runs, even if the audit log lacks it.
-	return info, errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r}))
+
+	// A stored replay runs, even if the audit log lacks it. A caller that gets only the error needs the id to follow or cancel it.
+	if err = errors.Join(err, r.op.replays.enqueueJob(replayJob{info.ID, r})); err != nil {
+		err = fmt.Errorf("replay %s is ordered: %w", info.ID, err)
+	}
+	return info, err
 }
 
 // Resume continues an interrupted replay in this process.

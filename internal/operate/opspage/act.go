@@ -99,6 +99,12 @@ func (p *page) handleAction(respond func(http.ResponseWriter, *http.Request, *ca
 			p.serveProblem(response, request, call, err)
 			return
 		}
+		// The action of a first click may have changed already what a second click would plan.
+		if started, known := p.tasks.FindOnce(call.q.Get(onceField), call.who.Actor.Name); known {
+			p.finishAction(response, request, call, started)
+			return
+		}
+
 		plan, err := action.plan(call)
 		if err != nil {
 			p.showAgain(response, request, call, err)

@@ -608,6 +608,22 @@ func TestAQuestionIsConfirmedOnce(t *testing.T) {
 	}
 }
 
+// The action of the first click has discarded some of the letters when the second click comes.
+func TestASecondClickShowsTheRunningAction(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 12, hold: make(chan struct{})}
+	defer close(d.hold)
+	h := New(Options{Watcher: "orders", Patience: time.Millisecond, UseCases: func(admin.Actor, string, string) UseCases { return d.useCases() }})
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "_count": {"12"}, "_phrase": {"discard 12"}, "_once": {"q1"}}
+	for range 2 {
+		r, body := sendRequest(t, h, &operator, "POST", "/act/dead-discard", form)
+		if at := r.Header.Get("Location"); r.StatusCode != http.StatusSeeOther || !strings.HasPrefix(at, "/task?id=") {
+			t.Errorf("%d to %q: %s", r.StatusCode, at, body)
+		}
+		d.count = 5
+	}
+}
+
 // With an archive, a discard can be taken back, and letters in the archive are requeued from there.
 func TestADiscardMovesIntoTheArchive(t *testing.T) {
 	t.Parallel()

@@ -97,7 +97,7 @@ func NewRunner(log *slog.Logger) *Runner {
 func (r *Runner) Start(ctx context.Context, order Order, run func(ctx context.Context, task *Task) (any, error)) *Task {
 	task := &Task{Order: order, Began: time.Now(), ended: make(chan struct{})}
 	if order.Once != "" {
-		if begun, isNew := r.once.PutOnce(order.Actor+"\x00"+order.Once, task); !isNew {
+		if begun, isNew := r.once.PutOnce(onceKey(order.Once, order.Actor), task); !isNew {
 			return begun
 		}
 	}
@@ -116,6 +116,12 @@ func (r *Runner) Start(ctx context.Context, order Order, run func(ctx context.Co
 	}()
 	return task
 }
+
+// FindOnce returns the task that actor has started with this Order.Once, or false if this process has none any more.
+func (r *Runner) FindOnce(once, actor string) (*Task, bool) { return r.once.Get(onceKey(once, actor)) }
+
+// onceKey returns the key of an order in Runner.once.
+func onceKey(once, actor string) string { return actor + "\x00" + once }
 
 // Keep stores a task, and returns the id with which its actor finds it.
 func (r *Runner) Keep(task *Task) (id string) { return r.kept.Put(task) }

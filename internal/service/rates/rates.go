@@ -2,7 +2,7 @@
 //
 // A limit is a row of slots, one for each call, with the same distance in time. A member reserves a block of slots with one write, and
 // uses each slot when its time has come. So the members together never exceed the limit. A slot that is not used in time is lost.
-// Slots that were reserved for another rate hold up no later reservation.
+// Slots that were reserved for another rate hold up a later reservation for at most a minute.
 //
 // Order: reservations of one limit follow each other. Blocking: Reserve is one command, without a retry. Cost: one write for a block.
 package rates
@@ -34,10 +34,14 @@ func (l Limit) Window() time.Duration { return time.Duration(l.Burst-1) * l.Ever
 // Store stores the slots of limits.
 type Store interface {
 	// Reserve reserves n slots. The first one is after the last reserved one, and at most the window of the limit before the present
-	// time. If the last reservation was for another rate, the first one is at most one call after the present time. Reserve returns the
-	// time from the present to the first slot, which is negative if the slot lies in the past.
+	// time. If the last reservation was for another rate and lies more than MaxLeftover ahead, the first one is one call after the
+	// present time. Reserve returns the time from the present to the first slot, which is negative if the slot lies in the past.
 	Reserve(ctx context.Context, limit Limit, n int) (time.Duration, error)
 }
+
+// MaxLeftover is how far ahead slots of another rate may lie. During a rolling deployment members use both rates, so their slots count.
+// Slots that are farther ahead are left of a much lower rate, for which a handler would wait too long.
+const MaxLeftover = time.Minute
 
 // Mongo is a Store in a MongoDB database.
 type Mongo struct{ coll *mongo.Collection }
@@ -56,7 +60,8 @@ func (m *Mongo) Reserve(ctx context.Context, limit Limit, n int) (time.Duration,
 	earliest := bson.D{{Key: "$subtract", Value: bson.A{"$now", limit.Window().Microseconds()}}}
 	soon := bson.D{{Key: "$add", Value: bson.A{"$now", every}}}
 	isStale := bson.D{{Key: "$and", Value: bson.A{
-		bson.D{{Key: "$ne", Value: bson.A{"$every", every}}}, bson.D{{Key: "$gt", Value: bson.A{"$next", soon}}},
+		bson.D{{Key: "$ne", Value: bson.A{"$every", every}}},
+		bson.D{{Key: "$gt", Value: bson.A{"$next", bson.D{{Key: "$add", Value: bson.A{"$now", MaxLeftover.Microseconds()}}}}}},
 	}}}
 	next := bson.D{{Key: "$cond", Value: bson.A{isStale, soon, "$next"}}}
 	update := mongo.Pipeline{

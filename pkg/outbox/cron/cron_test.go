@@ -127,7 +127,12 @@ func TestCronOfSeveralProcesses(t *testing.T) {
 
 func (b bundle) setLast(t *testing.T, name string, at time.Time) {
 	t.Helper()
-	res, err := b.db.Collection("outbox_cron").UpdateByID(t.Context(), name, bson.D{{Key: "$set", Value: bson.D{{Key: "last", Value: at}}}})
+	b.setState(t, name, bson.D{{Key: "last", Value: at}})
+}
+
+func (b bundle) setState(t *testing.T, name string, fields bson.D) {
+	t.Helper()
+	res, err := b.db.Collection("outbox_cron").UpdateByID(t.Context(), name, bson.D{{Key: "$set", Value: fields}})
 	if err != nil || res.MatchedCount != 1 {
 		t.Fatalf("%+v %v", res, err)
 	}
@@ -171,9 +176,38 @@ func TestCronAfterAWrongClock(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.setLast(t, "hours", first[0].AddDate(1, 0, 0))
+	nextYear := first[0].AddDate(1, 0, 0)
+	b.setState(t, "hours", bson.D{{Key: "last", Value: nextYear}, {Key: "updated", Value: nextYear}})
 	runCron(t, b.newCron(t, e))
 	b.waitFirings(t, "the next firing", func(at []time.Time) bool { return len(at) > 0 && at[0].Before(first[0].AddDate(0, 0, 1)) })
+}
+
+// A release appends firings less far ahead, or the clock of the new primary is some hours late. Firings that were sent stay sent.
+func TestCronRepeatsNoFiringAfterAnEarlierClockOrALowerAhead(t *testing.T) {
+	t.Parallel()
+	for name, lead := range map[string]time.Duration{"a lower Ahead": 0, "an earlier clock": 3 * time.Hour} {
+		b, logged := setup(t), &stacktest.Buffer{}
+		var err error
+		if b.box, err = outbox.New(b.db, outbox.WithLogger(slog.New(slog.NewTextHandler(logged, nil)))); err != nil {
+			t.Fatal(err)
+		}
+		e := newEntry("hours", "0 * * * *")
+		e.Ahead = 5 * time.Hour
+		stop := runCron(t, b.newCron(t, e))
+		b.waitFirings(t, "the firings ahead", func(at []time.Time) bool { return len(at) >= 5 })
+		stop()
+		if _, err := b.coll.DeleteMany(t.Context(), bson.D{}); err != nil {
+			t.Fatal(err)
+		}
+		b.setState(t, "hours", bson.D{{Key: "updated", Value: time.Now().Add(lead)}})
+
+		e.Ahead = 0
+		runCron(t, b.newCron(t, e, newEntry("later", "0 0 1 1 *")))
+		b.waitFirings(t, "the firing of the other entry", func(at []time.Time) bool { return len(at) > 0 && at[len(at)-1].YearDay() == 1 })
+		if at := b.waitFirings(t, "the firings", func([]time.Time) bool { return true }); len(at) != 1 || logged.String() != "" {
+			t.Errorf("after %s: firings %v; log: %s", name, at, logged)
+		}
+	}
 }
 
 // A unique index of the service rejects a firing. That is logged, and not tried again in a loop.

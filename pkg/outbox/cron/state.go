@@ -25,6 +25,7 @@ type entryState struct {
 	Name     string    `bson:"_id"`
 	Schedule string    `bson:"schedule"` // expression and zone
 	Last     time.Time `bson:"last"`     // the last firing that was appended
+	Updated  time.Time `bson:"updated"`  // by the clock of the server
 }
 
 // stateCollection returns the collection that holds the state of all entries.
@@ -59,21 +60,22 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 			}
 		}
 
-		// Without this step, the entry would not fire before that time comes.
-		isWrong := entry.isImpossible(state.Last, now)
+		// Without this step, the entry would not fire before that time comes. A relay may have sent the next firings already.
+		isWrong := state.Updated.After(now.Add(maxClockStep))
 		if isWrong {
 			c.parts.Log.WarnContext(ctx, "the clock of the server was ahead when a cron entry was last updated; the entry starts again",
-				"entry", entry.Name, "collection", c.parts.Collection.Name(), "last", state.Last, "now", now)
+				"entry", entry.Name, "collection", c.parts.Collection.Name(), "last", state.Last, "updated", state.Updated, "now", now)
+			state.Last = now.Add(claimAhead)
 		}
 		// A new schedule has no missed firings.
-		if changed || !known || isWrong {
+		if changed || !known {
 			state.Last = now
 		}
 
 		firings, last := entry.missingFirings(state.Last, now)
 		next = entry.nextCheckTime(last, now)
 		// Without a change, the transaction writes nothing and conflicts with no one.
-		isStored := known && state.Schedule == entry.spec && last.Equal(state.Last)
+		isStored := known && !changed && !isWrong && last.Equal(state.Last)
 		if len(firings) == 0 && isStored {
 			return nil
 		}
@@ -81,19 +83,17 @@ func (c *Cron) advanceEntry(ctx context.Context, entry *entry, now time.Time) (t
 			return err
 		}
 
-		return c.saveState(ctx, entryState{Name: entry.Name, Schedule: entry.spec, Last: last})
+		return c.saveState(ctx, entryState{Name: entry.Name, Schedule: entry.spec, Last: last, Updated: now})
 	})
 	return next, err
 }
 
-// maxClockStep is how far clocks of servers may differ.
-const maxClockStep = time.Hour
-
-// isImpossible reports whether a firing at last cannot have been appended yet.
-func (e *entry) isImpossible(last, now time.Time) bool {
-	latest := e.nextFiring(now.Add(e.Ahead + maxClockStep))
-	return !latest.IsZero() && last.After(latest)
-}
+const (
+	// maxClockStep is how far clocks of servers may differ. A clock that has the time of another zone differs by less.
+	maxClockStep = 24 * time.Hour
+	// claimAhead is longer than the time before a firing in which a relay may send it.
+	claimAhead = 2 * time.Second
+)
 
 // missingFirings returns the firings to append after last, the latest firing that was appended: the
 // missed ones according to the policy, those within the time Ahead, and at least one in the future.

@@ -129,5 +129,8 @@ func (c *Client) CreateTopic(ctx context.Context, name, like string, keep time.D
 	if keep > 0 {
 		configs["retention.ms"] = strconv.FormatInt(keep.Milliseconds(), 10)
 	}
-	return c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n, Configs: configs})
+	if err := c.Wire.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n, Configs: configs}); err != nil {
+		return fmt.Errorf("%w; create it with %d partitions and %v", err, n, configs)
+	}
+	return nil
 }
