@@ -70,7 +70,7 @@ func checkOrphans(list []task) error {
 func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	// A system handler has no function. Its messages fail with the reason why no handler takes them.
 	if t.reg.system {
-		return res, &handlerFailure{t.noHandlerCause(list[0])}
+		return res, &handlerFailure{noHandlerCause(list[0])}
 	}
 
 	defer recoverPanic(&err)
@@ -218,7 +218,7 @@ func (t *track) noteRepeat(ctx context.Context, cause error) {
 func (t *track) handlerRanLong() bool { return t.lastRun > targetDuration/2 }
 
 // noHandlerCause returns the reason why no handler gets the message.
-func (t *track) noHandlerCause(task task) error {
+func noHandlerCause(task task) error {
 	if task.entry.decodeErr != nil {
 		return task.entry.decodeErr
 	}

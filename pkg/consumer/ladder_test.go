@@ -337,6 +337,28 @@ func TestAnExpiredMessageMeetsItsRetry(t *testing.T) {
 	}
 }
 
+// The relay sends the message again after its deadline, or Kafka delivers it again.
+func TestAMessageThatWasHandledBeforeItsDeadlineDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.newCollection(deadletter.DefaultCollection)
+	stats := &counts{}
+	c := k.newConsumer(consumer.WithTelemetry(stats))
+	addHandler(t, c, "A", k.insertInto("effects"))
+	k.publish(newMessage("k", "A", "x"))
+	k.start(c)
+	k.waitCount("effects", 1)
+
+	late := newMessage("k", "A", "x")
+	late.Headers = append(late.Headers, event.Header{Key: record.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
+	k.publish(late)
+	k.waitUntil("its offset", func(context.Context) bool { return sumOffsets(k.readCommitted(1)) == 2 })
+	if letters, duplicates := k.countDocuments(deadletter.DefaultCollection), stats.duplicates.Load(); letters != 0 || duplicates != 1 {
+		t.Errorf("got %d letters and %d duplicates, want a duplicate alone", letters, duplicates)
+	}
+	k.effectsOnce("effects", 1)
+}
+
 func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

@@ -355,7 +355,18 @@ func (t *track) handleAlone(current task) bool {
 			probe = id
 		}
 
-		if err := t.precheckTask(current); err != nil {
+		err := t.precheckTask(current)
+		// A message that is fetched again after its deadline may have been handled before it. The attempt then counts a duplicate.
+		if errors.As(err, new(*expiredError)) {
+			handled, checked := t.wasHandled(current)
+			if !checked {
+				return false
+			}
+			if handled {
+				err = nil
+			}
+		}
+		if err != nil {
 			if notDue, ok := errors.AsType[*notDueError](err); ok {
 				// Another message may be the probe during the wait.
 				t.reg.suspension.endProbe(probe)
@@ -422,6 +433,29 @@ func (t *track) precheckTask(task task) error {
 		return nil
 	}
 	return checkTimes(task.entry.m, time.Now())
+}
+
+// wasHandled reports whether the inbox has the message. checked is false if the track was interrupted before.
+func (t *track) wasHandled(current task) (handled, checked bool) {
+	if t.waiting != nil || !t.hasWatermark(current) {
+		return false, true
+	}
+
+	checked = t.repeatStep("look for an expired message in the inbox", func() error {
+		ctx := t.p.drainCtx
+		_, err := t.attachHandler(ctx)
+		if err == nil {
+			var fresh []bool
+			fresh, err = t.p.s.inbox.Check(ctx, []inbox.Entry{t.inboxEntry(current)})
+			handled = err == nil && !fresh[0]
+		}
+		// Such a message has no place in the inbox, so it was not handled.
+		if errors.Is(err, errOrphan) || errors.Is(err, inbox.ErrInvalid) {
+			return nil
+		}
+		return err
+	})
+	return handled, checked
 }
 
 // finishAttempt reports the result of a successful attempt and finishes its tasks.

@@ -41,11 +41,12 @@ func (s *letterStore) Transaction(ctx context.Context, fn func(ctx context.Conte
 	return s.db.Transaction(ctx, fn)
 }
 
-// Put stores a letter, unless there is one with this id that was neither requeued nor discarded.
+// Put stores a letter, unless there is one with this id. It replaces only one of a handler that was requeued or discarded.
 func (s *letterStore) Put(ctx context.Context, letter *deadletter.Letter) error {
 	return s.db.runOperation(ctx, func(tx *tx) error {
 		key := letter.ID.String()
-		if before, ok := tx.getRow(s.rows, key).(*deadletter.Letter); ok && before.Requeued == nil && before.Archived == nil {
+		before, ok := tx.getRow(s.rows, key).(*deadletter.Letter)
+		if ok && (before.ID.Handler == "" || before.Requeued == nil && before.Archived == nil) {
 			return nil
 		}
 		stored := copyLetter(letter)

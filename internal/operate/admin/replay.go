@@ -249,7 +249,7 @@ func (r Replays) newItem(ns string, raw bson.Raw, query replayQuery) (item repla
 	return item, len(item.topics) > 0
 }
 
-// delivered returns the items without those that wait, and without the topics for which they are dead letters: only what was
+// delivered returns the items without those that wait or are claimed, and without the topics for which they are dead letters: only what was
 // delivered is sent again. skipped is the number of the others.
 func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (out []replayItem, skipped int64, err error) {
 	if len(list) == 0 {
@@ -264,6 +264,18 @@ func (r Replays) delivered(ctx context.Context, ns string, list []replayItem) (o
 		stamp bson.Timestamp
 	}
 	waits := map[event]bool{}
+	// With `recording: mark`, a claimed envelope stays in its outbox. The claims come first, because an envelope may leave one to wait.
+	err = waiting.EachClaim(ctx, r.op.State.Collection(waiting.ClaimsName), r.op.Watcher, func(claim *waiting.Claim) error {
+		for i := range claim.Envelopes {
+			if claimed := &claim.Envelopes[i]; claimed.NS == ns && !claim.IsDone(i) {
+				waits[event{mongodb.ValueKey(claimed.Raw.Lookup("_id")), outboxes.Stamp(claimed.Raw)}] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, 0, err
+	}
 	err = waiting.EachStampOf(ctx, r.op.waiting(), r.op.Watcher, ns, ids, func(id bson.RawValue, stamp bson.Timestamp) {
 		waits[event{mongodb.ValueKey(id), stamp}] = true
 	})

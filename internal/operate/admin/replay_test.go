@@ -499,3 +499,26 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 		t.Errorf("replayed %v", got)
 	}
 }
+
+// With `recording: mark`, an envelope that is claimed stays in its outbox before it is sent.
+func TestAClaimedEnvelopeIsNotReplayed(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(newEnvelope("sent"), newEnvelope("claimed"), newEnvelope("done"))
+	claim := &waiting.Claim{ID: waiting.NewClaimID("orders/0of1"), Done: []int32{1}}
+	for _, id := range []string{"claimed", "done"} {
+		claim.Envelopes = append(claim.Envelopes, waiting.Claimed{NS: s.ns(), Key: "7", Pos: "82", Raw: s.findEnvelope(id)})
+	}
+	claims := s.state.Collection(waiting.ClaimsName)
+	if _, err := claims.InsertOne(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+
+	s.startWatcher(nil)
+	if i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{}); err != nil || i.Queued != 2 {
+		t.Errorf("got %+v, %v, want 2 queued", i, err)
+	}
+	if got := s.listQueued(); !slices.Equal(got, []string{"sent", "done"}) {
+		t.Errorf("replayed %v, want all except the claimed one", got)
+	}
+}

@@ -156,18 +156,22 @@ func (l *Letter) countRecordBytes() int {
 }
 
 // upsert inserts a document of a letter with the time of the server. The fields of an existing document win, so a
-// repetition changes nothing. Only a letter that was requeued or discarded is replaced: the message was delivered and given up
-// once more. Then its chunks have the same content, and do not expire with the archive any more.
+// repetition changes nothing. Only a letter of a handler that was requeued or discarded is replaced: the handler has failed
+// once more. Then its chunks have the same content, and do not expire with the archive any more. If no handler took the message,
+// its record was only read once more, so the decision of the operator stays.
 func (c *collection) upsert(ctx context.Context, letter ID, id, doc any) error {
 	isDecided := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "$gt", Value: bson.A{"$requeued", nil}}}, bson.D{{Key: "$gt", Value: bson.A{"$archived", nil}}},
 	}}}
+	kept, unset := any("$$ROOT"), mongo.Pipeline(nil)
+	if letter.Handler != "" {
+		kept = bson.D{{Key: "$cond", Value: bson.A{isDecided, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}}
+		unset = mongo.Pipeline{{{Key: "$unset", Value: "expireAt"}}}
+	}
 	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: doc}},
-		bson.D{{Key: "givenUpAt", Value: "$$NOW"}},
-		bson.D{{Key: "$cond", Value: bson.A{isDecided, bson.D{{Key: "_id", Value: "$_id"}}, "$$ROOT"}}},
+		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "givenUpAt", Value: "$$NOW"}}, kept,
 	}}}
-	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}, {{Key: "$unset", Value: "expireAt"}}}
+	update := append(mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}, unset...)
 
 	_, err := c.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update, options.UpdateOne().SetUpsert(true))
 	switch {

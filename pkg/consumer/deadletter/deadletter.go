@@ -48,7 +48,8 @@ type store interface {
 	EnsureIndexes(ctx context.Context) error
 	// Transaction runs fn as one unit of work.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
-	// Put stores l with the current time, unless a letter with its id exists that was neither requeued nor discarded.
+	// Put stores l with the current time, unless a letter with its id exists. It replaces only one of a handler that was requeued or
+	// discarded.
 	Put(ctx context.Context, l *Letter) error
 	// Get reads one letter, whole. It returns ErrNotFound if there is none.
 	Get(ctx context.Context, id ID) (Letter, error)

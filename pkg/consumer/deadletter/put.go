@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Put stores letter, unless a letter with its id exists that was not requeued. It redacts the letter first, and calls publish if the
+// Put stores letter, unless a letter with its id exists. It replaces only one of a handler that was requeued or discarded. It redacts the letter first, and calls publish if the
 // letter also belongs in a topic. If err is nil, the letter cannot be lost any more. omitted is the reason why parts of it were
 // left out. Consumers call it. Others cannot name its key.
 func (d *Desk) Put(

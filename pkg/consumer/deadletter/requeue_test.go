@@ -144,6 +144,27 @@ func TestARequeuedLetterIsReplacedByALaterFailure(t *testing.T) {
 	})
 }
 
+// No handler took the message, so nothing has failed when Kafka delivers its record again.
+func TestALetterWithoutAHandlerKeepsTheDecisionOfTheOperator(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		requeued, discarded := newLetter(1, "", "A"), newLetter(2, "", "B")
+		g.bury(requeued, discarded)
+		g.requeue(deadletter.Query{Name: "A"}, deadletter.RequeueOptions{Handlers: []string{"h"}}, 1)
+		if n, err := g.Discard(g.Context(), deadletter.Query{Name: "B"}, deadletter.DiscardOptions{}); n != 1 || err != nil {
+			g.Fatalf("discarded %d (%v), want 1", n, err)
+		}
+
+		g.bury(newLetter(1, "", "A"), newLetter(2, "", "B"))
+		if letter, err := g.Get(g.Context(), requeued.ID); err != nil || letter.Requeued == nil {
+			g.Errorf("the requeued letter: got %+v, %v; want its mark", letter, err)
+		}
+		if letter, err := g.Get(g.Context(), discarded.ID); err != nil || letter.Archived == nil || letter.ExpireAt == nil {
+			g.Errorf("the discarded letter: got %+v, %v; want it in the archive", letter, err)
+		}
+	})
+}
+
 func TestTwoWhoRequeueAtOnceShareNothing(t *testing.T) {
 	t.Parallel()
 	onBothStores(t, func(g *graveyard) {

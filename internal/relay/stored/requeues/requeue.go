@@ -5,7 +5,7 @@
 // decided: the owner finds the envelope among those that wait, and sends it (N18). The letter stays.
 //
 // Letters are requeued in the order of their positions, in parts of at most [atOnce] letters and [mongodb.MaxBytes] bytes.
-// Each part costs three reads, one bulk write and one update. Two requeues of one letter at the same time are decided by
+// Each part costs four reads, one bulk write and an update for each delivery number. Two requeues of one letter at the same time are decided by
 // MongoDB: one of the transactions conflicts, runs again, and finds the mark.
 package requeues
 
@@ -164,7 +164,7 @@ type plan struct {
 	outcome  Outcome
 	delivery int32 // of the last letter in outcome.Requeued
 	entries  []waiting.Entry
-	letters  []string // that the entries requeue
+	letters  map[int32][]string // that the entries requeue, by delivery
 }
 
 // requeueList requeues letters in one transaction. edited names the fields of their envelopes that were changed.
@@ -175,7 +175,7 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Opt
 		return planned, err
 	}
 	if options.DryRun {
-		return planned, k.planEntries(list, now, options, &planned)
+		return planned, k.planEntries(ctx, list, now, options, &planned)
 	}
 
 	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
@@ -185,7 +185,7 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Opt
 		if err != nil || len(open) == 0 {
 			return err
 		}
-		if err := k.planEntries(open, now, options, &planned); err != nil {
+		if err := k.planEntries(tx, open, now, options, &planned); err != nil {
 			return err
 		}
 		if len(edited) > 0 {
@@ -226,9 +226,15 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, plan *plan) (
 }
 
 // planEntries adds to plan the entries of those letters that can be requeued. The other letters are counted as rejected.
-func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, plan *plan) error {
+func (k Desk) planEntries(ctx context.Context, list []*letters.Dead, now time.Time, options Options, plan *plan) error {
+	taken, err := k.findTaken(ctx, list)
+	if err != nil {
+		return err
+	}
+	plan.letters = map[int32][]string{}
+
 	for _, d := range list {
-		entry, err := k.newEntry(d, now, options)
+		entry, err := k.newEntry(d, deliveryOf(d).next(taken), now, options)
 		var rejected *letters.RejectedError
 		if errors.As(err, &rejected) {
 			plan.outcome.reject(rejected)
@@ -239,7 +245,7 @@ func (k Desk) planEntries(list []*letters.Dead, now time.Time, options Options, 
 		}
 
 		plan.entries = append(plan.entries, entry)
-		plan.letters = append(plan.letters, d.ID)
+		plan.letters[entry.Delivery] = append(plan.letters[entry.Delivery], d.ID)
 		plan.outcome.Requeued++
 		plan.delivery = entry.Delivery
 	}
@@ -282,9 +288,56 @@ func (k Desk) writeEntries(tx context.Context, plan *plan, topic string, edited 
 	if len(edited) > 0 {
 		by = append(by, bson.E{Key: "edited", Value: edited})
 	}
-	next := bson.E{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{"$delivery", int32(1)}}}}
-	_, err = k.Letters.UpdateMany(tx, idIn(plan.letters), listing.Mark("requeued", by, next))
-	return mongodb.DescribeError(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
+	for delivery, ids := range plan.letters {
+		next := bson.E{Key: "delivery", Value: mongodb.Literal(delivery)}
+		if _, err := k.Letters.UpdateMany(tx, idIn(ids), listing.Mark("requeued", by, next)); err != nil {
+			return mongodb.DescribeError(err, "marking dead letters as requeued", "update", mongodb.Namespace(k.Letters))
+		}
+	}
+	return nil
+}
+
+// delivery is one delivery of an event.
+type delivery struct {
+	ns, id, pos string
+	number      int32
+}
+
+func deliveryOf(letter *letters.Dead) delivery {
+	return delivery{letter.NS, mongodb.ValueKey(letter.EnvelopeID), letter.Pos, letter.Delivery}
+}
+
+// next returns the number of the first later delivery without a letter, or a negative one if there is none.
+func (d delivery) next(taken map[delivery]bool) int32 {
+	d.number++
+	for taken[d] {
+		d.number++
+	}
+	return d.number
+}
+
+// findTaken returns the deliveries that have letters, of the events of list. Another letter of an event may have been requeued before:
+// if its delivery was rejected too, a second one with that number would leave no letter.
+func (k Desk) findTaken(ctx context.Context, list []*letters.Dead) (map[delivery]bool, error) {
+	ids := []bson.RawValue{}
+	for _, d := range list {
+		// A letter without a valid envelope may have no id.
+		if !d.EnvelopeID.IsZero() {
+			ids = append(ids, d.EnvelopeID)
+		}
+	}
+	filter := bson.D{{Key: "id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "watcher", Value: k.Watcher}}
+	found, err := mongodb.FindAll[letters.Dead](ctx, k.Letters, "finding the deliveries of dead letters", filter,
+		options.Find().SetProjection(mongodb.Fields("ns", "id", "pos", "delivery")))
+	if err != nil {
+		return nil, err
+	}
+
+	taken := make(map[delivery]bool, len(found))
+	for i := range found {
+		taken[deliveryOf(&found[i])] = true
+	}
+	return taken, nil
 }
 
 // checkRouting returns why the owner would reject the envelope of letter for topics, or for all its topics if topics is nil. It returns
@@ -307,13 +360,13 @@ func (k Desk) checkRouting(letter *letters.Dead, view *envelope.View, topics []s
 	return rejection
 }
 
-// newEntry returns the waiting envelope of letter with the server time now. If letter cannot be delivered as it is, the error is a
-// [*letters.RejectedError].
-func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (waiting.Entry, error) {
+// newEntry returns the waiting envelope of letter for a delivery, with the server time now. If letter cannot be delivered as it is, the
+// error is a [*letters.RejectedError].
+func (k Desk) newEntry(letter *letters.Dead, delivery int32, now time.Time, options Options) (waiting.Entry, error) {
 	reject := func(reason string) (waiting.Entry, error) {
 		return waiting.Entry{}, &letters.RejectedError{Letter: letter, Reason: reason}
 	}
-	if letter.Delivery == math.MaxInt32 {
+	if delivery < 0 {
 		return reject("it has reached the highest delivery number")
 	}
 
@@ -361,7 +414,7 @@ func (k Desk) newEntry(letter *letters.Dead, now time.Time, options Options) (wa
 		Watcher:  letter.Watcher,
 		NS:       letter.NS,
 		Raw:      raw,
-		Delivery: letter.Delivery + 1,
+		Delivery: delivery,
 		Key:      string(view.OrderingKey()),
 		Slot:     max(view.Slot, 0),
 		Pos:      positionOf(letter),

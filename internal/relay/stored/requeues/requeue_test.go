@@ -238,6 +238,29 @@ func TestLettersOfOneIDAreRequeuedApart(t *testing.T) {
 	}
 }
 
+// Two topics have rejected an event. The requeue of one letter has left a letter before the other one is requeued.
+func TestN18_ALaterRequeueOfAnEventIsAnotherDelivery(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	in := func(topic string, delivery int32) letters.Letter {
+		return b.newLetter(valid("x"), func(l *letters.Letter) { l.Topic, l.Delivery = topic, delivery })
+	}
+	ids := b.write(in("a", 0), in("b", 0))
+	b.requeue(letters.Query{Letters: ids[:1]}, Options{})
+	if _, err := b.waiting.DeleteMany(t.Context(), ofID("x")); err != nil {
+		t.Fatal(err)
+	}
+	b.write(in("b", 1))
+
+	b.requeue(letters.Query{Letters: ids[1:]}, Options{})
+	if list := b.entries(ofID("x")); len(list) != 1 || list[0].Delivery != 2 {
+		t.Errorf("got the entries %+v, want one of delivery 2", list)
+	}
+	if d := b.open(ids[1]); d.Requeued == nil || d.Requeued.Delivery != 2 {
+		t.Errorf("the requeue on the letter: got %+v, want delivery 2", d.Requeued)
+	}
+}
+
 // Letters of two topics are sent to the topic that an operator has chosen, each event once.
 func TestARequeueToATopic(t *testing.T) {
 	t.Parallel()
