@@ -74,7 +74,7 @@ func (b *bundle) halfSent(id, topic string, swept bool, opts ...event.Option) {
 		b.t.Fatal(cs.Err())
 	}
 
-	pos := outboxes.PosOf(resume.Position{Token: resume.Token(cs.ResumeToken())})
+	pos := outboxes.PosOf(resume.Position{Token: cs.Current.Lookup("_id").Value})
 	origin := waiting.OriginStream
 	if swept {
 		var ts, to bson.Timestamp
