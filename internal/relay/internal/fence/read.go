@@ -34,7 +34,7 @@ type reading struct {
 	record.TopicPartition
 	tail  *Tail
 	await []Producer // the read waits for markers above these
-	// end is the end of the log before these markers were written, or 0 if it is unknown. The read may skip the records below it.
+	// end is the end of the log before these markers were written, or unknownEnd. The read may skip the records below it.
 	end int64
 	err error // why the partition was given up
 
@@ -46,6 +46,13 @@ type reading struct {
 	corruptReads int   // fetches that have found a batch corrupt, since the last progress
 	skippedBase  int64 // of the corrupt batch whose offsets are being skipped, or -1
 }
+
+const (
+	// unknownEnd is the end of a log whose leader has not returned it. The first fetch replaces it by an estimate.
+	unknownEnd = -1
+	// markerMargin is the number of offsets between such an estimate and the end of the log: a marker may be among them.
+	markerMargin = 1000
+)
 
 func (p *reading) isFinished() bool {
 	return p.tail.target >= 0 && p.tail.Next >= p.tail.target && p.tail.hasMarkersAbove(p.await)
@@ -275,6 +282,9 @@ func (r *reader) handleFetched(ctx context.Context, leader string, reading *read
 	// The read goes at least to the end that the partition has now, also if it waits for no marker.
 	if reading.tail.target < 0 {
 		reading.tail.target = got.High
+	}
+	if reading.end == unknownEnd {
+		reading.end = max(got.High-markerMargin, 0)
 	}
 	before, behind, truncated := reading.tail.Next, reading.tail.Next < reading.tail.target, reading.tail.Truncated
 	reading.tail.bytes += int64(len(got.Set))

@@ -287,32 +287,6 @@ func TestN08_TheMemoryOfTheReadBackIsBounded(t *testing.T) {
 	}
 }
 
-// N8: the records of others need no memory, so many of them do not cut a read-back short.
-func TestN08_RecordsOfOthersNeedNoMemory(t *testing.T) {
-	t.Parallel()
-	c := newClient(t)
-	tp := newTopic(t, c, 1)
-	o := newOwner(t, tp, 1)
-	me := o.takeAll(t, c).Producer
-	const own = 50
-	mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords(newNames("first", own)...)...))
-	foreign := encodeBatch(compress.Zstd, Producer{ID: -1, Epoch: -1}, -1, newRecords(newNames("foreign", 10_000)...)...)
-	for range 20 {
-		mustSend(t, c, at(tp, 0), foreign)
-	}
-	mustSend(t, c, at(tp, 0), encodeBatch(0, me, own, newRecords(newNames("last", own)...)...))
-
-	in := o.newInput()
-	in.Bounds = Bounds{Memory: 2 * own * hitBytes}
-	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if tail := out.Released[at(tp, 0)]; tail == nil || tail.Truncated || tail.Hits.Len() != 2*own || o.hasEvent(Truncated) {
-		t.Errorf("tail %+v, quarantined %v, events %+v", tail, out.Quarantined, o.events)
-	}
-}
-
 // N8: the bound skips no marker, although another client writes many records after it.
 func TestN08_TheMarkerOfALongTailIsRead(t *testing.T) {
 	t.Parallel()
