@@ -328,6 +328,26 @@ func TestANamedTopicCountsAlone(t *testing.T) {
 	}
 }
 
+// Whether a rule discards an envelope that names its topic is decided once for all envelopes with the same values.
+func TestTheDecisionToDiscardIsCached(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	choose := func(string, string) []string { calls++; return nil }
+	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "noise", Drop: true}}, Choose: choose})
+	for aggregateType, want := range map[string]record.Class{"noise": record.Dropped, "a": ""} {
+		calls = 0
+		placed := event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{}, event.WithTopic("shared"))
+		for range 3 {
+			if _, err := r.Route(newView(t, placed), nil, nil); classOf(err) != want {
+				t.Errorf("%s: %v", aggregateType, err)
+			}
+		}
+		if calls != 1 {
+			t.Errorf("%s: %d decisions for 3 envelopes", aggregateType, calls)
+		}
+	}
+}
+
 // A name may contain NUL, which separates the two names in the key of a cached decision.
 func TestNamesWithNULDoNotShareADecision(t *testing.T) {
 	t.Parallel()
