@@ -244,7 +244,19 @@ func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target,
 func (r *Router) SetExistingTopics(names map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Decisions that were made without a list have counted nothing.
+	if r.existing == nil {
+		clear(r.byTypeCache)
+		clear(r.byTopicCache)
+	}
 	r.existing = names
+}
+
+// KnowsTopics reports whether SetExistingTopics was called.
+func (r *Router) KnowsTopics() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.existing != nil
 }
 
 // ResetTopics forgets which topics envelopes have named. It is called when an ownership begins.

@@ -310,8 +310,17 @@ func TestUnknownTopicsAreNotCounted(t *testing.T) {
 			t.Errorf("%s: %v", aggregateType, err)
 		}
 	}
-	if !r.NeedsTopics() {
+	if !r.NeedsTopics() || r.KnowsTopics() {
 		t.Error("the router does not need the topics")
+	}
+
+	// Then they count, whatever was decided before.
+	r.SetExistingTopics(map[string]bool{"outbox.event.a": true})
+	for i, want := range []record.Class{"", "", record.NotAllowed} {
+		aggregateType := []string{"a", "b", "c"}[i]
+		if _, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil); classOf(err) != want {
+			t.Errorf("%s with a list: %v, want %q", aggregateType, err, want)
+		}
 	}
 }
 
