@@ -160,8 +160,8 @@ type Kafka struct {
 }
 
 // ReadBack limits the read-back of each topic after a takeover. If a limit is reached, a part is not read,
-// and the records that may have been sent before are marked as redelivered. The newest records of all topics are
-// read that fit into limits.memory, at 84 bytes each.
+// and the records that may have been sent before are marked as redelivered. Of the relay's records of
+// all topics, as many are kept as fit into limits.memory, at 84 bytes each.
 type ReadBack struct {
 	// Bytes is the maximum number of bytes to read from one topic. Defaults to 2GiB.
 	Bytes Size `yaml:"bytes"`

@@ -98,6 +98,7 @@ type Router struct {
 	countedTopics map[string]struct{} // topics allowed since the last ResetTopics; at most maxTopics
 	byTypeCache   map[string]decision // by aggregatetype, or by aggregatetype NUL type
 	byTopicCache  map[string]decision // topics that envelopes name themselves
+	discardCache  map[string]decision // whether a rule discards an envelope that names its topic; keys of byTypeCache
 }
 
 // decision is the result of Route for a cache key. Its targets have AnyPartition.
@@ -243,7 +244,19 @@ func (r *Router) Route(view *envelope.View, meta *Meta, dst []Target) ([]Target,
 func (r *Router) SetExistingTopics(names map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Decisions that were made without a list have counted nothing.
+	if r.existing == nil {
+		clear(r.byTypeCache)
+		clear(r.byTopicCache)
+	}
 	r.existing = names
+}
+
+// KnowsTopics reports whether SetExistingTopics was called.
+func (r *Router) KnowsTopics() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.existing != nil
 }
 
 // ResetTopics forgets which topics envelopes have named. It is called when an ownership begins.
@@ -253,6 +266,7 @@ func (r *Router) ResetTopics() {
 	r.countedTopics = make(map[string]struct{})
 	r.byTypeCache = make(map[string]decision)
 	r.byTopicCache = make(map[string]decision)
+	r.discardCache = make(map[string]decision)
 }
 
 // NeedsTopics reports whether SetExistingTopics changes decisions: the topics are unknown, or envelopes have named the maximum number.
@@ -325,20 +339,9 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 
 // decideByRules returns the decision of the rules and the template.
 func (r *Router) decideByRules(view *envelope.View, meta *Meta) decision {
-	// The key is built on the stack, so that a cached decision costs no allocation. The first NUL ends the
-	// aggregatetype.
+	// The key is built on the stack, so that a cached decision costs no allocation.
 	var array [maxCachedKey]byte
-	key := array[:0]
-	cacheable := len(view.AggregateType)+len(view.Type) < maxCachedKey && bytes.IndexByte(view.AggregateType, 0) < 0
-	if cacheable {
-		key = append(key, view.AggregateType...)
-		if r.byType {
-			key = append(append(key, 0), view.Type...)
-		}
-		if len(r.inputs) > 0 {
-			key, cacheable = r.appendInputs(key, view, meta)
-		}
-	}
+	key, cacheable := r.appendCacheKey(array[:0], view, meta)
 	if cacheable {
 		r.mu.RLock()
 		decision, ok := r.byTypeCache[string(key)]
@@ -359,6 +362,22 @@ func (r *Router) decideByRules(view *envelope.View, meta *Meta) decision {
 		r.cacheDecision(&r.byTypeCache, string(key), decision)
 	}
 	return decision
+}
+
+// appendCacheKey appends the values to key on which the rules depend. The first NUL ends the aggregatetype. It returns false if the
+// decision cannot be cached.
+func (r *Router) appendCacheKey(key []byte, view *envelope.View, meta *Meta) (_ []byte, ok bool) {
+	if len(view.AggregateType)+len(view.Type) >= maxCachedKey || bytes.IndexByte(view.AggregateType, 0) >= 0 {
+		return key, false
+	}
+	key = append(key, view.AggregateType...)
+	if r.byType {
+		key = append(append(key, 0), view.Type...)
+	}
+	if len(r.inputs) == 0 {
+		return key, true
+	}
+	return r.appendInputs(key, view, meta)
 }
 
 // removeRepetitions returns names without repetitions, in their order: the identity of a delivery has one record per

@@ -310,8 +310,17 @@ func TestUnknownTopicsAreNotCounted(t *testing.T) {
 			t.Errorf("%s: %v", aggregateType, err)
 		}
 	}
-	if !r.NeedsTopics() {
+	if !r.NeedsTopics() || r.KnowsTopics() {
 		t.Error("the router does not need the topics")
+	}
+
+	// Then they count, whatever was decided before.
+	r.SetExistingTopics(map[string]bool{"outbox.event.a": true})
+	for i, want := range []record.Class{"", "", record.NotAllowed} {
+		aggregateType := []string{"a", "b", "c"}[i]
+		if _, err := r.Route(newView(t, event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{})), nil, nil); classOf(err) != want {
+			t.Errorf("%s with a list: %v, want %q", aggregateType, err, want)
+		}
 	}
 }
 
@@ -324,6 +333,26 @@ func TestANamedTopicCountsAlone(t *testing.T) {
 		placed := event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{}, event.WithTopic("shared"))
 		if _, err := r.Route(newView(t, placed), nil, nil); err != nil {
 			t.Errorf("%s: %v", aggregateType, err)
+		}
+	}
+}
+
+// Whether a rule discards an envelope that names its topic is decided once for all envelopes with the same values.
+func TestTheDecisionToDiscardIsCached(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	choose := func(string, string) []string { calls++; return nil }
+	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "noise", Drop: true}}, Choose: choose})
+	for aggregateType, want := range map[string]record.Class{"noise": record.Dropped, "a": ""} {
+		calls = 0
+		placed := event.New(event.Aggregate{Type: aggregateType, ID: "1"}, "A", event.Payload{}, event.WithTopic("shared"))
+		for range 3 {
+			if _, err := r.Route(newView(t, placed), nil, nil); classOf(err) != want {
+				t.Errorf("%s: %v", aggregateType, err)
+			}
+		}
+		if calls != 1 {
+			t.Errorf("%s: %d decisions for 3 envelopes", aggregateType, calls)
 		}
 	}
 }

@@ -148,13 +148,29 @@ func (r *Router) topicNames(view *envelope.View, meta *Meta) ([]string, *record.
 // discarded is the rejection of an envelope to which a rule with drop applies.
 var discarded = &record.Rejection{Class: record.Dropped, Reason: "a rule of topics.rules discards it"}
 
-// discards reports whether a rule discards an envelope.
+// discards reports whether a rule discards an envelope that names its topic. It counts no topic of the rules.
 func (r *Router) discards(view *envelope.View, meta *Meta) bool {
-	if len(r.chooseTopics(view)) > 0 {
-		return false
+	var array [maxCachedKey]byte
+	key, cacheable := r.appendCacheKey(array[:0], view, meta)
+	if cacheable {
+		r.mu.RLock()
+		decision, ok := r.discardCache[string(key)]
+		r.mu.RUnlock()
+		if ok {
+			return decision.rejection != nil
+		}
 	}
-	rule := r.findRule(view, meta)
-	return rule != nil && rule.drop
+
+	var decision decision
+	if len(r.chooseTopics(view)) == 0 {
+		if rule := r.findRule(view, meta); rule != nil && rule.drop {
+			decision.rejection = discarded
+		}
+	}
+	if cacheable {
+		r.cacheDecision(&r.discardCache, string(key), decision)
+	}
+	return decision.rejection != nil
 }
 
 // chooseTopics returns the topics that the function of the service chooses, if there are any.

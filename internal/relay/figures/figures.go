@@ -83,10 +83,10 @@ type ScheduledCount struct {
 	N  int64
 }
 
-// CountScheduledOf returns how many scheduled envelopes had the outbox coll of db, or all outboxes of db if coll is "".
+// CountScheduledOf returns how many scheduled envelopes the outbox coll of db had.
 func (f *Figures) CountScheduledOf(db, coll string) (total int64) {
 	for _, counted := range f.Scheduled {
-		if outboxes.IsOf(counted.NS, db, coll) {
+		if counted.NS == db+"."+coll {
 			total += counted.N
 		}
 	}

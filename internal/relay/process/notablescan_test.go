@@ -204,7 +204,6 @@ func (q queries) asRelay(b *bundle) {
 	take := func(*waiting.Document) error { return nil }
 	runQuery(q, "due keys", func() (any, error) { return store.DueKeys(ctx, time.Now(), []string{"t"}, 10) })
 	runQuery(q, "of an outbox", func() (any, error) { return store.OfOutbox(ctx, q.db, "outbox", "82FF", 10) })
-	runQuery(q, "of a database", func() (any, error) { return store.OfOutbox(ctx, q.db, "", "82FF", 10) })
 	q.check("each", store.Each(ctx, take))
 	q.check("each of topics", store.EachWithoutPayload(ctx, []string{"t"}, take))
 	q.check("stamps", store.EachStamp(ctx, func(string, bson.RawValue, bson.Timestamp) error { return nil }))

@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +18,8 @@ import (
 )
 
 // Bounds limit the read-back (N8). If a topic has more bytes, or needs more time, the rest of its tail is skipped up to the end that
-// the log had before the takeover. If the records of all tails would need more memory, the oldest of them are skipped.
+// the log had before the takeover. If the relay's records of all tails would need more memory, the rest of them is skipped. Records of
+// others need none.
 type Bounds struct {
 	Bytes  int64         // of a topic; defaults to 2 GiB
 	Time   time.Duration // defaults to 60 s
@@ -34,7 +34,7 @@ type reading struct {
 	record.TopicPartition
 	tail  *Tail
 	await []Producer // the read waits for markers above these
-	// end is the end of the log before these markers were written, or 0 if it is unknown. The read may skip the records below it.
+	// end is the end of the log before these markers were written, or unknownEnd. The read may skip the records below it.
 	end int64
 	err error // why the partition was given up
 
@@ -46,6 +46,13 @@ type reading struct {
 	corruptReads int   // fetches that have found a batch corrupt, since the last progress
 	skippedBase  int64 // of the corrupt batch whose offsets are being skipped, or -1
 }
+
+const (
+	// unknownEnd is the end of a log whose leader has not returned it. The first fetch replaces it by an estimate.
+	unknownEnd = -1
+	// markerMargin is the number of offsets between such an estimate and the end of the log: a marker may be among them.
+	markerMargin = 1000
+)
 
 func (p *reading) isFinished() bool {
 	return p.tail.target >= 0 && p.tail.Next >= p.tail.target && p.tail.hasMarkersAbove(p.await)
@@ -63,6 +70,7 @@ type reader struct {
 
 	began        time.Time
 	lastProgress atomic.Int64 // of any partition, a time.Duration since began
+	room         atomic.Int64 // the number of hits for which there is memory; negative if one had none
 	regroup      atomic.Bool
 }
 
@@ -85,14 +93,16 @@ const (
 func (r *reader) readAll(ctx context.Context, list []*reading) error {
 	r.began = time.Now()
 	r.lastProgress.Store(0)
+	r.room.Store(r.bounds.Memory / hitBytes)
 	topics := map[string]bool{}
 	for _, p := range list {
 		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
 		p.corruptReads, p.skippedBase = 0, -1
 		topics[p.Topic] = true
 
-		// The bounds apply to one read.
-		p.tail.target, p.tail.bytes = -1, 0
+		// The bounds apply to one read, but hits of earlier ones are still in memory.
+		p.tail.target, p.tail.bytes, p.tail.room = -1, 0, &r.room
+		r.room.Add(-int64(p.tail.Hits.Len()))
 	}
 	names := slices.Collect(maps.Keys(topics))
 
@@ -273,11 +283,22 @@ func (r *reader) handleFetched(ctx context.Context, leader string, reading *read
 	if reading.tail.target < 0 {
 		reading.tail.target = got.High
 	}
-	before, behind := reading.tail.Next, reading.tail.Next < reading.tail.target
+	if reading.end == unknownEnd {
+		reading.end = max(got.High-markerMargin, 0)
+	}
+	before, behind, truncated := reading.tail.Next, reading.tail.Next < reading.tail.target, reading.tail.Truncated
 	reading.tail.bytes += int64(len(got.Set))
 	if err := reading.tail.readSet(got.Set, r.ours); err != nil {
 		r.skipCorrupt(reading, err, got.High)
 		return
+	}
+
+	if reading.tail.Truncated && !truncated {
+		r.report(Event{
+			Kind: Truncated, Topic: reading.Topic,
+			Text: fmt.Sprintf("records of the tail of %s from offset %d on do not fit into the memory of the read-back; "+
+				"records that are sent again may be duplicates", formatPartition(reading.TopicPartition), before),
+		})
 	}
 
 	reading.failures, reading.corruptReads, reading.skippedBase = 0, 0, -1
@@ -348,57 +369,27 @@ func (r *reader) restartInRange(ctx context.Context, leader string, reading *rea
 		reading.tail.From, reading.tail.Next = start, start
 	} else {
 		// Another log: everything that was read of the old one is void.
+		r.room.Add(int64(reading.tail.Hits.Len()))
 		*reading.tail = *newTail(start)
+		reading.tail.room = &r.room
 	}
 	reading.tail.OutOfRange = true
 	r.noteProgress(reading)
 }
 
-// applyBounds skips parts of the tails that exceed the bounds.
+// applyBounds skips the rest of the tails that exceed the bounds.
 func (r *reader) applyBounds(list []*reading) {
 	bytes := map[string]int64{} // by topic
 	for _, p := range list {
 		bytes[p.Topic] += p.tail.bytes
 	}
 
-	late := time.Since(r.began) >= r.bounds.Time
+	used := time.Since(r.began) >= r.bounds.Time || r.room.Load() < 0
 	for _, p := range list {
-		if late || bytes[p.Topic] >= r.bounds.Bytes {
+		if used || bytes[p.Topic] >= r.bounds.Bytes {
 			r.skipTo(p, p.end)
 		}
 	}
-	r.boundMemory(list)
-}
-
-// boundMemory skips the oldest records of the longest tails, if all hits would need too much memory: the events that the stream repeats
-// were sent last. A record that is not read yet counts as a hit, because only its content shows whether it is one.
-func (r *reader) boundMemory(list []*reading) {
-	hits, unread := int64(0), int64(0)
-	for _, p := range list {
-		hits += int64(p.tail.Hits.Len())
-		unread += p.countUnread()
-	}
-	most := r.bounds.Memory / hitBytes
-	if hits+unread <= most {
-		return
-	}
-
-	// Records that were written after the ends were read must not cause another cut.
-	room := max(most-most/8-hits, 0)
-	sorted := slices.SortedFunc(slices.Values(list), func(a, b *reading) int { return cmp.Compare(a.countUnread(), b.countUnread()) })
-	for i, p := range sorted {
-		kept := min(p.countUnread(), room/int64(len(sorted)-i))
-		room -= kept
-		r.skipTo(p, p.end-kept)
-	}
-}
-
-// countUnread returns the number of offsets up to the end that are not read yet.
-func (p *reading) countUnread() int64 {
-	if p.done {
-		return 0
-	}
-	return max(p.end-p.tail.Next, 0)
 }
 
 // skipTo skips the part of a tail below an offset.

@@ -50,12 +50,13 @@ func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, e
 
 	// The read continues where the last one ended.
 	readable := health.Healthy(waiting)
-	list, ends := make([]*reading, 0, len(readable)), s.readEnds(ctx, health)
+	idle := min(s.in.Idle, retryIdle)
+	list, ends := make([]*reading, 0, len(readable)), s.readEnds(ctx, health, readable, idle)
 	for _, tp := range readable {
 		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp), end: ends[tp]})
 	}
 	reader := s.newReader()
-	reader.idle = min(reader.idle, retryIdle)
+	reader.idle = idle
 	if err := s.readAndRelease(ctx, reader, list, released); err != nil {
 		return released, err
 	}

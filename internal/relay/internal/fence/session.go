@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -168,21 +169,25 @@ func (s *Session) quarantinedPartitions() []record.TopicPartition {
 	return out
 }
 
-// readEnds returns the ends of the logs of the partitions in quarantine. Each later marker is at or above. A partition whose leader does
-// not respond in time is not in the result.
-func (s *Session) readEnds(ctx context.Context, health *Health) map[record.TopicPartition]int64 {
-	leaders := map[record.TopicPartition]int32{}
-	for _, tp := range s.quarantinedPartitions() {
+// readEnds returns the ends of the logs of partitions. Each later marker is at or above. It waits for at most idle. The end of a partition
+// whose leader does not respond in time is unknownEnd.
+func (s *Session) readEnds(
+	ctx context.Context, health *Health, partitions []record.TopicPartition, idle time.Duration,
+) map[record.TopicPartition]int64 {
+	out, leaders := map[record.TopicPartition]int64{}, map[record.TopicPartition]int32{}
+	for _, tp := range partitions {
+		out[tp] = unknownEnd
 		if list := health.layout.Topics[tp.Topic].Partitions; int(tp.Partition) < len(list) && list[tp.Partition].Leader >= 0 {
 			leaders[tp] = list[tp.Partition].Leader
 		}
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, s.in.Idle)
+	ctx, cancel := context.WithTimeout(ctx, idle)
 	defer cancel()
-	// The tails of the other partitions are read whole, so the error does not matter.
+	// An error leaves ends unknown, and the read estimates these. If it is the end of the caller's ctx, the read returns it.
 	ends, _ := s.client.kafka.ListOffsets(ctx, leaders)
-	return ends
+	maps.Copy(out, ends)
+	return out
 }
 
 // openSender is an earlier sender that is open in a partition.

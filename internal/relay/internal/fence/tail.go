@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
@@ -21,7 +22,7 @@ type Tail struct {
 	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
 	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped,
-	// because of the bound or because it cannot be read. After either, a record that is sent again may be
+	// because of a bound or because it cannot be read. After either, a record that is sent again may be
 	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
@@ -29,6 +30,7 @@ type Tail struct {
 	foreign map[int64]int16 // the highest epoch of a batch that the relay has not sent, by producer id of the relay
 	target  int64           // the high watermark at the first read, or -1 before
 	bytes   int64
+	room    *atomic.Int64 // the number of hits for which the tails of a read have memory; nil: any number
 }
 
 func newTail(from int64) *Tail {
@@ -164,8 +166,16 @@ func (t *Tail) addHits(batch *fetched.Batch) error {
 		if err != nil || !more {
 			return err
 		}
-		if id, ok := IdentityOf(record.Headers); ok && record.Offset >= t.Next {
-			t.Hits.Add(id, record.Offset, timeOf(batch, &record))
+		id, ok := IdentityOf(record.Headers)
+		if !ok || record.Offset < t.Next {
+			continue
 		}
+
+		// I7: a small compressed batch can have more records than fit into the memory.
+		if t.room != nil && t.room.Add(-1) < 0 {
+			t.Truncated = true
+			continue
+		}
+		t.Hits.Add(id, record.Offset, timeOf(batch, &record))
 	}
 }

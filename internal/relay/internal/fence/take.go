@@ -274,7 +274,7 @@ func (t *takeOver) fenceTargets(ctx context.Context) error {
 	// N4: with a sick partition, the transaction would not end, and the id could fence no other
 	// partition.
 	covered := health.Healthy(session.quarantinedPartitions())
-	ends := session.readEnds(ctx, health)
+	ends := session.readEnds(ctx, health, session.quarantinedPartitions(), session.in.Idle)
 	rejected, _, err := session.client.Barrier(ctx, id, session.current, covered, session.patience())
 	crash.At("after-barrier")
 	stuck := errors.Is(err, errStuck)
@@ -350,7 +350,8 @@ func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if err := t.readTargets(ctx, health, session.readEnds(ctx, health), nil); err != nil {
+	ends := session.readEnds(ctx, health, session.quarantinedPartitions(), session.in.Idle)
+	if err := t.readTargets(ctx, health, ends, nil); err != nil {
 		return err
 	}
 

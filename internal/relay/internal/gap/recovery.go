@@ -89,7 +89,7 @@ type Recovery struct {
 	// Discard removes the waiting events of a dropped outbox with positions before the drop. It returns the number of removed envelopes, also with
 	// an error.
 	Discard func(ctx context.Context, db, coll, before string) (int64, error)
-	// CountScheduled returns how many scheduled events such outboxes had at the last count. One slot of a watcher reports them.
+	// CountScheduled returns how many scheduled events such an outbox had at the last count. One slot of a watcher reports them.
 	CountScheduled func(ctx context.Context, db, coll string) (int64, error)
 
 	reopenedAt resume.Position // where the stream was last reopened by time

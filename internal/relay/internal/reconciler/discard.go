@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// Discard removes the envelopes that wait of the dropped outbox coll of db, or of all outboxes of db if coll is "", with positions
+// Discard removes the envelopes that wait of the dropped outbox coll of db, with positions
 // before that of the drop, and returns their number. It removes them in fenced transactions, and then opens their gates. An envelope
 // in flight may still be sent. A repetition has no second effect. Discard may be called from any goroutine, by one at a time.
 func (x *Sender) Discard(ctx context.Context, fence mongodb.Fencer, db, coll, before string) (n int64, err error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// Discard removes the claimed envelopes of the dropped outbox coll of db, or of all outboxes of db if coll is "", that were inserted before the
+// Discard removes the claimed envelopes of the dropped outbox coll of db that were inserted before the
 // position of the drop and are not due yet, and returns their number. It removes them in fenced transactions. An envelope that is being
 // sent may still arrive. Discard may be called from any goroutine. After an error, the envelopes that it has not removed are sent, or
 // removed by a repetition.
@@ -43,9 +43,9 @@ func (s *Scheduled) CountOfOutbox(db, coll, before string) int64 {
 	return s.held.count(func(e *dueEnvelope) bool { return e.isOfOutbox(db, coll, before) })
 }
 
-// isOfOutbox reports whether the envelope is of the outbox, or of an outbox of db if coll is "", and was inserted before the position.
+// isOfOutbox reports whether the envelope is of the outbox and was inserted before the position.
 func (e *dueEnvelope) isOfOutbox(db, coll, before string) bool {
-	return outboxes.IsOf(e.NS, db, coll) && e.position() < before
+	return e.NS == db+"."+coll && e.position() < before
 }
 
 // position returns the position of the insert of the envelope, or of its claim if the server has not stamped the insert. A later collection

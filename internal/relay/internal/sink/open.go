@@ -30,10 +30,11 @@ const (
 
 // opener opens new topics, and creates missing ones. It works on the topics of the sink under the sink's lock.
 type opener struct {
-	sink    *Sink
-	create  *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
-	wake    chan struct{}          // one token: a topic waits to be opened
-	missing chan struct{}          // one token: a topic has to be created
+	sink       *Sink
+	create     *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
+	createdFor time.Duration          // a topic that was created is tried every createdPoll for this time
+	wake       chan struct{}          // one token: a topic waits to be opened
+	missing    chan struct{}          // one token: a topic has to be created
 }
 
 // creation returns how missing topics are created.
@@ -250,7 +251,7 @@ func (o *opener) createTopics(ctx context.Context, names []string) {
 func (o *opener) openSoon(names []string) {
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
-	until := time.Now().Add(createdFor)
+	until := time.Now().Add(o.createdFor)
 	for _, name := range names {
 		topic := o.sink.topics[name]
 		topic.missing, topic.newUntil, topic.nextAttempt = false, until, time.Time{}

@@ -51,6 +51,7 @@ type parker struct {
 	sink          *Sink
 	holder        record.Holder
 	parkAfter     time.Duration // N11: a target is parked that cannot be written for this time
+	settleTime    time.Duration // a topic that is created may hold more than maxObstructed for this time
 	maxObstructed int           // the memory that the records of an obstructed target may hold
 	wake          chan struct{} // one token: a target holds too much memory
 }
@@ -220,7 +221,7 @@ func (pk *parker) mustParkTopicLocked(topic *topic, now time.Time) bool {
 // topic that is being created may do that for a moment, because through the store they would take longer.
 func (pk *parker) holdsTooMuchLocked(topic *topic) bool {
 	return topic.obstacle.parksTopic() && reservedBytes(topic.waiting) > pk.maxObstructed &&
-		!topic.isSettling(time.Now(), pk.sink.opener.creation())
+		!topic.isSettling(time.Now(), pk.sink.opener.creation(), pk.settleTime)
 }
 
 // parkPartitionLocked gives back the queued records of partition, and returns their number. The head must not be in flight.

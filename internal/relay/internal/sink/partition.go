@@ -80,17 +80,17 @@ const (
 
 // shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
 func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
-	if o.obstacle == o.logged || o.isSettling(now, creation) {
+	if o.obstacle == o.logged || o.isSettling(now, creation, settleTime) {
 		return false
 	}
 	o.logged = o.obstacle
 	return true
 }
 
-// isSettling reports whether the obstacle may only be that the topic is being created.
-func (o *obstruction) isSettling(now time.Time, creation creation) bool {
+// isSettling reports whether the obstacle may only be that the topic is being created, which takes at most limit.
+func (o *obstruction) isSettling(now time.Time, creation creation, limit time.Duration) bool {
 	mayBeNew := o.obstacle.kind == kindNoLeader || creation == createdAutomatically && o.obstacle.kind == kindMissing
-	return mayBeNew && now.Sub(o.kindSince) < settleTime
+	return mayBeNew && now.Sub(o.kindSince) < limit
 }
 
 // updateObstacle replaces the obstacle. since keeps the time of the first obstacle until the

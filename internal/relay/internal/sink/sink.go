@@ -112,12 +112,13 @@ func (o *Opener) newSink(takeOver TakeOver, claims Claims, acks record.Acks, out
 		batches:   &batchPool{tickets: &o.tickets},
 	}
 	sink.refresher = &refresher{sink: sink, wake: make(chan struct{}, 1)}
-	sink.opener = &opener{sink: sink, create: o.cfg.Create, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
+	sink.opener = &opener{sink: sink, create: o.cfg.Create, createdFor: createdFor, wake: make(chan struct{}, 1), missing: make(chan struct{}, 1)}
 	sink.keeper = &keeper{sink: sink, session: out.Session, expiry: expiry}
 	sink.parker = &parker{
 		sink:          sink,
 		holder:        takeOver.Holder,
 		parkAfter:     o.limits.parkAfter,
+		settleTime:    settleTime,
 		maxObstructed: int(o.cfg.ParkBytes / 4),
 		wake:          make(chan struct{}, 1),
 	}

@@ -211,12 +211,18 @@ const topicNamesEvery = 10 * time.Second
 func (t *term) countTopics(ctx context.Context) {
 	router := t.slot.shared.Router
 	router.ResetTopics()
+	failing := false
 	list := func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
 		defer cancel()
 		names, err := t.slot.shared.Kafka.TopicNames(ctx)
-		if err != nil {
+		isNew := err != nil && !failing
+		failing = err != nil
+		// With an earlier list, the only effect is that topics that were created since count.
+		if isNew && !router.KnowsTopics() {
 			t.log.Warn("cannot list the topics of the cluster; topics.max counts none until then", "error", err)
+		}
+		if err != nil {
 			return
 		}
 		router.SetExistingTopics(names)

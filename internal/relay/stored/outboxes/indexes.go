@@ -52,7 +52,7 @@ func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb
 
 // Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
 // created, also with an error. It blocks until they are built. If the collection was dropped or renamed, the error is
-// [mongodb.ErrCollectionGone] and nothing exists again. The UUID of outbox must be known. For the first scheduled envelope of
+// [mongodb.ErrCollectionGone] and nothing exists again. It is [mongodb.ErrIndexConflict] only if another attempt cannot succeed. The UUID of outbox must be known. For the first scheduled envelope of
 // an outbox, call it with Scheduled only.
 func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox) (created []string, err error) {
 	list := x.List()
@@ -86,11 +86,19 @@ func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox
 	}
 
 	// An index of the service that conflicts with one of them must not prevent the others.
-	err = nil
+	var conflicts, others []error
 	for _, i := range missing {
-		err = errors.Join(err, create(i))
+		if err := create(i); errors.Is(err, mongodb.ErrIndexConflict) {
+			conflicts = append(conflicts, err)
+		} else if err != nil {
+			others = append(others, err)
+		}
 	}
-	return created, err
+	// A conflict is final, but another attempt may create the others. It meets the conflicts again.
+	if len(others) > 0 {
+		return created, errors.Join(others...)
+	}
+	return created, errors.Join(conflicts...)
 }
 
 // EnsureIndexes creates the indexes for tests and benchmarks of the queries on outboxes, and the collection if it

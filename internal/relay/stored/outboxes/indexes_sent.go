@@ -19,8 +19,10 @@ const SentIndexName = "sentAt_1"
 func sentIndex(ttl time.Duration) mongodb.Index {
 	index := mongodb.Index{Name: SentIndexName, Keys: mongodb.Ascending("sentAt"), Partial: bson.D{
 		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
-		// A service may store a field sentAt too.
-		{Key: "sent", Value: bson.D{{Key: "$exists", Value: true}}},
+		// A service may store fields sentAt and sent too, so a mark needs a place, as in envelope.Undelivered. Marks without a place, which no
+		// such condition distinguishes from an empty list of a service, are left to the purge.
+		{Key: "sent.topic", Value: bson.D{{Key: "$type", Value: "string"}}},
+		{Key: "sent.offset", Value: bson.D{{Key: "$type", Value: "number"}}},
 		{Key: "dueAt", Value: nil},
 	}}
 	if ttl > 0 {
@@ -38,8 +40,8 @@ func sentIndex(ttl time.Duration) mongodb.Index {
 //
 // A TTL works without an owner and counts from the delivery, but the purge counts from the commit. In
 // exchange, the server deletes all due envelopes once a minute, at once and without a rate limit. It does so
-// even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes marked
-// envelopes only, so the purge still removes the others.
+// even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes envelopes
+// whose mark has a place only, so the purge still removes the others.
 func EnsureSentTTL(ctx context.Context, client *mongo.Client, outbox Outbox, ttl time.Duration) (changed bool, err error) {
 	coll := mongodb.Database(client, outbox.DB).Collection(outbox.Coll)
 	changed, err = mongodb.EnsureTTLIn(ctx, coll, outbox.UUID, sentIndex(ttl))

@@ -2,6 +2,7 @@ package outboxes_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -124,5 +125,30 @@ func TestAConflictPreventsNoOtherIndex(t *testing.T) {
 	}
 	if missing, err := both.Missing(t.Context(), coll); err != nil || len(missing) != 1 || missing[0].Name != "ts_1" {
 		t.Errorf("missing are %v, %v; want ts_1", missing, err)
+	}
+}
+
+// A conflict of one index does not hide that another attempt may create the other.
+func TestAConflictHidesNoOtherError(t *testing.T) {
+	t.Parallel()
+	coll, o := makeOutbox(t)
+	// With that of _id, a collection has at most 64 indexes.
+	models := []mongo.IndexModel{{Keys: bson.D{{Key: "ts", Value: 1}}, Options: options.Index().SetName("ts_1").SetExpireAfterSeconds(60)}}
+	for i := range 62 {
+		models = append(models, mongo.IndexModel{Keys: bson.D{{Key: fmt.Sprint("field", i), Value: 1}}})
+	}
+	if _, err := coll.Indexes().CreateMany(t.Context(), models); err != nil {
+		t.Fatal(err)
+	}
+
+	client := coll.Database().Client()
+	if created, err := both.Ensure(t.Context(), client, o); err == nil || errors.Is(err, mongodb.ErrIndexConflict) || len(created) > 0 {
+		t.Errorf("created %q, %v; want the error of the other index", created, err)
+	}
+	if err := coll.Indexes().DropOne(t.Context(), "field0_1"); err != nil {
+		t.Fatal(err)
+	}
+	if created, err := both.Ensure(t.Context(), client, o); !errors.Is(err, mongodb.ErrIndexConflict) || len(created) != 1 {
+		t.Errorf("created %q, %v; want one index and %v", created, err, mongodb.ErrIndexConflict)
 	}
 }

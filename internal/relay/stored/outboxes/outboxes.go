@@ -203,8 +203,3 @@ func DatabasesOf(namespaces []string) []string {
 	slices.Sort(databases)
 	return slices.Compact(databases)
 }
-
-// IsOf reports whether ns is the outbox coll of db, or any outbox of db if coll is "".
-func IsOf(ns, db, coll string) bool {
-	return ns == db+"."+coll || coll == "" && strings.HasPrefix(ns, db+".")
-}

@@ -158,7 +158,7 @@ func anyOf(list []string) bson.A {
 	return out
 }
 
-// OfOutbox returns up to limit waiting envelopes of the outbox coll of db, or of all outboxes of db if coll is "", with positions before
+// OfOutbox returns up to limit waiting envelopes of the outbox coll of db, with positions before
 // a position, without their envelopes. It sees everything that was committed before the call.
 func (s *Store) OfOutbox(ctx context.Context, db, coll, before string, limit int) (list []Document, err error) {
 	filter := s.filterOutbox(db, coll, before)
@@ -182,14 +182,9 @@ func (s *Store) CountOfOutbox(ctx context.Context, db, coll, before string) (n i
 	return n, err
 }
 
-// filterOutbox returns the condition for the envelopes of an outbox, or of all outboxes of a database, before a position.
+// filterOutbox returns the condition for the envelopes of an outbox before a position.
 func (s *Store) filterOutbox(db, coll, before string) bson.D {
-	ns := bson.E{Key: "ns", Value: db + "." + coll}
-	if coll == "" {
-		// No character is between a dot and a slash.
-		ns.Value = bson.D{{Key: "$gt", Value: db + "."}, {Key: "$lt", Value: db + "/"}}
-	}
-	return s.filter(ns, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
+	return s.filter(bson.E{Key: "ns", Value: db + "." + coll}, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
 }
 
 // EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
