@@ -67,8 +67,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	switch {
 	case len(left) == 0:
 		outcome.End = Sent
-	// A final rejection of one topic must not use up the attempts of another one that is parked.
-	case rejection != nil && (!rejection.Class.DeadAtOnce() || len(left) == len(outcome.Rejected)):
+	case rejection != nil:
 		l.decideRejected(outcome, left, rejection, rejectedBy)
 	default:
 		// No attempt is counted.
