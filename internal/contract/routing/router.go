@@ -339,27 +339,36 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 
 // decideByRules returns the decision of the rules and the template.
 func (r *Router) decideByRules(view *envelope.View, meta *Meta) decision {
+	return r.decideCached(&r.byTypeCache, (*Router).decideFromRules, view, meta)
+}
+
+// decideFromRules is decideByRules without the cache.
+func (r *Router) decideFromRules(view *envelope.View, meta *Meta) decision {
+	names, rejection := r.topicNames(view, meta)
+	if rejection != nil {
+		return decision{rejection: rejection}
+	}
+	return r.decideTopics(names)
+}
+
+// decideCached returns the decision in cache for the values on which the rules depend, or the result of decide, which it caches. It takes
+// a pointer, because ResetTopics replaces the caches.
+func (r *Router) decideCached(
+	cache *map[string]decision, decide func(*Router, *envelope.View, *Meta) decision, view *envelope.View, meta *Meta,
+) decision {
 	// The key is built on the stack, so that a cached decision costs no allocation.
 	var array [maxCachedKey]byte
 	key, cacheable := r.appendCacheKey(array[:0], view, meta)
-	if cacheable {
-		r.mu.RLock()
-		decision, ok := r.byTypeCache[string(key)]
-		r.mu.RUnlock()
-		if ok {
-			return decision
-		}
+	if !cacheable {
+		return decide(r, view, meta)
 	}
 
-	decision := decision{}
-	names, rejection := r.topicNames(view, meta)
-	if rejection != nil {
-		decision.rejection = rejection
-	} else {
-		decision = r.decideTopics(names)
-	}
-	if cacheable {
-		r.cacheDecision(&r.byTypeCache, string(key), decision)
+	r.mu.RLock()
+	decision, ok := (*cache)[string(key)]
+	r.mu.RUnlock()
+	if !ok {
+		decision = decide(r, view, meta)
+		r.cacheDecision(cache, string(key), decision)
 	}
 	return decision
 }

@@ -150,27 +150,18 @@ var discarded = &record.Rejection{Class: record.Dropped, Reason: "a rule of topi
 
 // discards reports whether a rule discards an envelope that names its topic. It counts no topic of the rules.
 func (r *Router) discards(view *envelope.View, meta *Meta) bool {
-	var array [maxCachedKey]byte
-	key, cacheable := r.appendCacheKey(array[:0], view, meta)
-	if cacheable {
-		r.mu.RLock()
-		decision, ok := r.discardCache[string(key)]
-		r.mu.RUnlock()
-		if ok {
-			return decision.rejection != nil
-		}
-	}
+	return r.decideCached(&r.discardCache, (*Router).decideDiscard, view, meta).rejection != nil
+}
 
-	var decision decision
-	if len(r.chooseTopics(view)) == 0 {
-		if rule := r.findRule(view, meta); rule != nil && rule.drop {
-			decision.rejection = discarded
-		}
+// decideDiscard is discards without the cache.
+func (r *Router) decideDiscard(view *envelope.View, meta *Meta) (decided decision) {
+	if len(r.chooseTopics(view)) > 0 {
+		return decided
 	}
-	if cacheable {
-		r.cacheDecision(&r.discardCache, string(key), decision)
+	if rule := r.findRule(view, meta); rule != nil && rule.drop {
+		decided.rejection = discarded
 	}
-	return decision.rejection != nil
+	return decided
 }
 
 // chooseTopics returns the topics that the function of the service chooses, if there are any.

@@ -133,17 +133,20 @@ func (s *Scheduled) selectDue(now time.Time, limit int) (parts, alone []*part, n
 	}
 
 	slices.SortFunc(parts, func(a, b *part) int { return a.claimAt.Compare(b.claimAt) })
-	parts = parts[:min(len(parts), claimCollections, limit)]
-	for _, p := range parts {
-		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, min(limit/len(parts), p.size.Most()), bson.DateTime(p.first)
+	due := parts[:min(len(parts), claimCollections, limit)]
+	parts = parts[:0]
+	for _, p := range due {
+		p.slot, p.mark, p.limit, p.from = s.Slot, s.Mark, min(limit/len(due), p.size.Most()), bson.DateTime(p.first)
 		if p.suspects > 0 {
 			p.limit = min(p.limit, max(p.suspects/2, 1))
 		}
+
 		if p.failedClaims > 0 {
 			alone = append(alone, p)
+		} else {
+			parts = append(parts, p)
 		}
 	}
-	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.failedClaims > 0 })
 	return parts, alone, next
 }
 
