@@ -38,6 +38,9 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
+	// MayHold reports whether the topic of rec may contain it, also because the read-back could not read all of it.
+	MayHold(rec *record.Record) bool
+
 	// TopicsWithHits returns the topics in which the read-back has found records.
 	TopicsWithHits() []string
 

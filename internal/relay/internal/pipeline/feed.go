@@ -154,9 +154,9 @@ func (f *feed) fillItem(item *Item, stored stored) error {
 		f.addPositions(item)
 	}
 
-	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
+	// If the previous owner may have sent a record of the envelope in time, the envelope has not expired.
 	// That owner began all targets together, so the remaining targets get their records as well.
-	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, f.isInTopic) {
+	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, f.mayBeInTopic) {
 		item.Records = item.Records[:0]
 		return expired
 	}
@@ -172,11 +172,8 @@ func (f *feed) addPositions(item *Item) {
 	}
 }
 
-// isInTopic reports whether the read-back has found the record in its topic.
-func (f *feed) isInTopic(record record.Record) bool {
-	_, _, ok := f.Dispatcher.sink.FindHit(&record)
-	return ok
-}
+// mayBeInTopic reports whether an earlier owner may have sent the record.
+func (f *feed) mayBeInTopic(record record.Record) bool { return f.Dispatcher.sink.MayHold(&record) }
 
 // requestRecording requests that the delivery of item is recorded on its envelope, if the configuration
 // requires it.

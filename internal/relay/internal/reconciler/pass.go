@@ -151,7 +151,7 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 	}
 	pass.held = 0
 
-	err := x.publish(ctx, candidate, topics, flight, pass.view.TS, malformed, pass.view.HasExpiresAt && pass.view.ExpiresAt <= now)
+	err := x.publish(ctx, candidate, topics, flight, pass.view.TS, malformed)
 	if err == nil {
 		pass.sinceFlush++
 		if pass.sinceFlush >= flushEvery {
@@ -164,19 +164,16 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 
 // publish sends the envelope it to topics and tracks its flight flight. The envelope's fate goes to the ledger.
 func (x *Sender) publish(
-	ctx context.Context, candidate *candidate, topics []string, flight *flight, stamp bson.Timestamp, malformed error, expired bool,
+	ctx context.Context, candidate *candidate, topics []string, flight *flight, stamp bson.Timestamp, malformed error,
 ) error {
 	document := *candidate.Document
 	document.ID, document.Envelope = mongodb.CloneValue(document.ID), nil
 	waits := document.Pending
 
 	var rejected *record.Rejection
-	switch {
-	case malformed != nil:
+	if malformed != nil {
 		rejected = record.RejectionOf(malformed)
-	case expired:
-		rejected = &record.Rejection{Class: record.Expired, Reason: "its expiresAt has passed"}
-	default:
+	} else {
 		envelope := envelopeOf(candidate.Document)
 		envelope.TS, envelope.Redelivered = stamp, document.Redelivered || document.Origin == waiting.OriginReplay
 		// The outlet routes an envelope whose targets are unknown. If they were named, the fate has to

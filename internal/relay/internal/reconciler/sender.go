@@ -153,7 +153,7 @@ type Outlet interface {
 	TopicsWithHits() []string
 	// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
 	// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
-	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string)
+	FindHits(e *outboxes.Envelope) (hits []record.Result, all []string)
 	// Flush wakes the sink after a series of Publish calls.
 	Flush()
 }

@@ -225,6 +225,23 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	return at, offset, found
 }
 
+// MayHold reports whether the topic of rec may contain it already: the read-back has found it, or has not read a partition in which it
+// can be.
+func (s *Sink) MayHold(rec *record.Record) bool {
+	if _, _, found := s.FindHit(rec); found {
+		return true
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	topic := s.topics[rec.Topic]
+	if topic == nil || !topic.isOpen() {
+		return false
+	}
+	partition, rejection := topic.choosePartitionLocked(rec)
+	return rejection == nil && (partition.quarantine || partition.needsReadBack || partition.mayBeUnreadLocked(rec))
+}
+
 // TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
 func (s *Sink) TopicsWithHits() (topics []string) {
 	s.mu.Lock()

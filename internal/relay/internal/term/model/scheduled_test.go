@@ -108,7 +108,7 @@ func (s *scheduled) recover() (finished int) {
 			claimed := &c.Envelopes[i]
 			out := outboxes.NewEnvelope(claimed.NS, claimed.Raw)
 			out.Pos = claimed.Pos
-			hits, all := s.term.outlet.FindHits(&out, nil)
+			hits, all := s.term.outlet.FindHits(&out)
 			if len(hits) == 0 || s.w.undo == claimsUnread {
 				left++
 				continue
