@@ -128,7 +128,7 @@ func (b *requeueBatch) add(ctx context.Context, letter Letter, options RequeueOp
 
 	b.letters = append(b.letters, checked)
 	for _, m := range checked.messages {
-		b.size += len(m.Value)
+		b.size += m.Size()
 	}
 	if len(b.letters) < batchLetters && b.size < batchBytes {
 		return nil

@@ -329,11 +329,12 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 func TestARequeueSharesItsTransactions(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		letters, bytes int
-		want           int64 // transactions
+		letters, bytes, headers int
+		want                    int64 // transactions
 	}{
 		{letters: 250, bytes: 2, want: 3},
 		{letters: 9, bytes: 2 << 20, want: 5},
+		{letters: 10, headers: 2 << 20, want: 5},
 	} {
 		t.Run(fmt.Sprint(c.letters), func(t *testing.T) {
 			t.Parallel()
@@ -352,6 +353,7 @@ func TestARequeueSharesItsTransactions(t *testing.T) {
 			for n := range c.letters {
 				letter := newLetter(n, "h", "A")
 				letter.Value = bytes.Repeat([]byte{7}, c.bytes)
+				letter.Headers = append(letter.Headers, event.Header{Key: "large", Value: bytes.Repeat([]byte{7}, c.headers)})
 				g.bury(letter)
 			}
 
