@@ -58,6 +58,7 @@ type Item struct {
 	Records  []record.Record // one per target
 
 	Dead   *record.Rejection // why the envelope can never be sent; nil if it can
+	Hold   bool              // the envelope waits in all of its topics, and nothing is sent now
 	Sent   *Delivery         // the delivery to record; nil if it is not recorded
 	Follow Follower          // observes the outcome for a trace; usually nil
 
@@ -136,7 +137,10 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	reason := waiting.Blocked
 	for i := range item.Records {
 		rec := &item.Records[i]
-		err := d.sink.Send(rec, ticket)
+		var err error = record.ErrPartitionParked
+		if !item.Hold {
+			err = d.sink.Send(rec, ticket)
+		}
 		if err == nil {
 			continue
 		}

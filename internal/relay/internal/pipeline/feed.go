@@ -154,11 +154,15 @@ func (f *feed) fillItem(item *Item, stored stored) error {
 		f.addPositions(item)
 	}
 
-	// If the previous owner may have sent a record of the envelope in time, the envelope has not expired.
-	// That owner began all targets together, so the remaining targets get their records as well.
-	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, f.mayBeInTopic) {
-		item.Records = item.Records[:0]
-		return expired
+	// If the previous owner sent a record of the envelope in time, the envelope has not expired. That owner began all targets together, so
+	// the remaining targets get their records as well. While that is unknown, the envelope waits for the next read-back: the previous owner
+	// may also have found that it has expired, and sent later events of its key.
+	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, f.isInTopic) {
+		if !slices.ContainsFunc(item.Records, f.mayBeInTopic) {
+			item.Records = item.Records[:0]
+			return expired
+		}
+		item.Hold = true
 	}
 	return err
 }
@@ -170,6 +174,12 @@ func (f *feed) addPositions(item *Item) {
 	for i := range item.Records {
 		item.Records[i].Sent = record.Sent{Positions: [2][]byte{item.Pos, f.stampPos}, AnyTime: f.isSweep}
 	}
+}
+
+// isInTopic reports whether the read-back has found the record in its topic.
+func (f *feed) isInTopic(record record.Record) bool {
+	_, _, ok := f.Dispatcher.sink.FindHit(&record)
+	return ok
 }
 
 // mayBeInTopic reports whether an earlier owner may have sent the record.

@@ -29,7 +29,7 @@ func TestN15_AnEventOfAnUnreadPartitionHasNotExpired(t *testing.T) {
 	}
 
 	sink.unread = map[string]bool{"outbox.event.order": true}
-	if err := feed.fillItem(&feed.item, stored{}); err != nil || len(feed.item.Records) != 1 {
-		t.Errorf("its partition is not read: %d records, %v", len(feed.item.Records), err)
+	if err := feed.fillItem(&feed.item, stored{}); err != nil || len(feed.item.Records) != 1 || !feed.item.Hold {
+		t.Errorf("its partition is not read: %d records, held %t, %v", len(feed.item.Records), feed.item.Hold, err)
 	}
 }

@@ -13,6 +13,6 @@
 // Each schedule is a list of steps with a seed each. A schedule that breaks a promise is shortened, and its trace printed. Each undo
 // switch removes one rule from the model, or one fix, and a test shows that the schedules find it.
 //
-// Outside of the model are times (deadlines, clocks, TTLs), sizes (budget, batches), sweeps and purges, several slots, and
+// Outside of the model are times (deadlines, TTLs, clocks that differ), sizes (budget, batches), sweeps and purges, several slots, and
 // compaction.
 package model

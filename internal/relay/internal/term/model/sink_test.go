@@ -129,7 +129,7 @@ func (s *sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 func (s *sink) MayHold(rec *record.Record) bool {
 	_, _, found := s.FindHit(rec)
 	part := s.choose(rec)
-	return found || part.quarantine || part.mustReopen
+	return found || (part.quarantine || part.mustReopen) && s.w.undo != expireUnread
 }
 
 // TopicsWithHits implements pipeline.Sink.

@@ -30,6 +30,7 @@ const (
 	copiedClaims       // N19: the claim and the removal from the outbox are two transactions
 	unsavedClaims      // N19: the claim is in the memory of the owner only
 	claimsUnread       // N19: the next owner does not look for the records of a claim
+	expireUnread       // N17: an event expires although a partition that may have its record was not read back
 	undoCount
 )
 
@@ -59,4 +60,5 @@ var undone = map[undo]struct{ name, finds string }{
 	copiedClaims:       {"a claim copies the envelopes", "cancelled"},
 	unsavedClaims:      {"claims are not stored", "lost"},
 	claimsUnread:       {"records of claims are not looked for", "repeated"},
+	expireUnread:       {"events of unread partitions expire", "expired"},
 }
