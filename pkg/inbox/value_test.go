@@ -66,6 +66,7 @@ func TestTheResultOfARunThatWasRolledBackLeavesNoTrace(t *testing.T) {
 			t.Error(err)
 		}
 	})
+
 	got, repeated, err := inbox.OnceValue(t.Context(), x, key, func(context.Context) (result, error) {
 		begin.Do(func() { close(begun) })
 		return result{Number: 1, Coupon: "of this run"}, mongo.CommandError{Labels: []string{"TransientTransactionError"}}

@@ -42,6 +42,7 @@ func TestAClockThatGoesBackStopsNoHandler(t *testing.T) {
 		if _, err := store.Reserve(t.Context(), limit, 1); err != nil {
 			t.Fatal(err)
 		}
+
 		ahead := time.Hour.Microseconds()
 		step := bson.D{{Key: "$inc", Value: bson.D{{Key: "now", Value: ahead}, {Key: "next", Value: ahead}, {Key: "first", Value: ahead}}}}
 		if _, err := db.Collection(record.RatesCollection).UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "h"}}, step); err != nil {

@@ -285,6 +285,7 @@ func TestARequestWhoseContextEndsIsNotASuccess(t *testing.T) {
 		cancel()
 		return true
 	}
+
 	w := send(process, "k-1", "book", func(r *http.Request) { *r = *r.WithContext(ctx) })
 	s.checkProblem(w, http.StatusServiceUnavailable, "send it again")
 	s.checkEffects(0, 0)
@@ -307,6 +308,7 @@ func TestATenantMayBeAFieldOfTheForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	process := once(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.PostFormValue("item")) }))
 	isForm := func(r *http.Request) { r.Header.Set("Content-Type", "application/x-www-form-urlencoded") }
 
