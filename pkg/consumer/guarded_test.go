@@ -74,6 +74,7 @@ func TestATimeoutInAStatementIsAnOutcome(t *testing.T) {
 	var calls atomic.Int32
 	c := k.newConsumer(consumer.WithTimeout(500 * time.Millisecond))
 	effects := k.newCollection("effects")
+
 	if _, err := effects.InsertOne(k.context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}

@@ -130,6 +130,7 @@ func TestManyRequeuesKeepTheirKeysApart(t *testing.T) {
 		requeued += n
 		return k.countDocuments("effects") == len(all)
 	})
+
 	if requeued != keys*each/5 {
 		t.Errorf("requeued messages: got %d, want %d", requeued, keys*each/5)
 	}

@@ -126,6 +126,7 @@ func (s *scheduled) recover() (finished int) {
 		finished += len(without)
 		s.hold(c, without)
 	}
+
 	return finished
 }
 

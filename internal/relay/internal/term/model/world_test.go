@@ -198,6 +198,7 @@ func (w *world) chooseFate(s *spec) {
 		s.topics = []string{"a", "b"}
 	}
 	topic := s.topics[w.rand.IntN(len(s.topics))]
+
 	switch w.rand.IntN(18) {
 	case 0:
 		s.malformed = true
