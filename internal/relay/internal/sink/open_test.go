@@ -838,8 +838,8 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if partition 1 could not be read at the takeover.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
-	p.topic.hitsLeft -= p.readBack.hits.Len()
-	p.quarantine, p.readBack.hits = true, nil
+	p.topic.hitsLeft -= p.hits.Len()
+	p.quarantine, p.hits = true, nil
 	p.setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	second.mu.Unlock()
 
