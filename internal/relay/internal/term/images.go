@@ -84,7 +84,7 @@ type missingImages map[uint64][]*ledger.Outcome
 
 // findOf returns the outcomes of the insert ev that have no envelope yet. Inserts of two shards may have one number, because they may have
 // one position.
-func (m missingImages) findOf(ev *changes.Event) (of []*ledger.Outcome) {
+func (m missingImages) findOf(ev *changes.Event) (found []*ledger.Outcome) {
 	list := m[pipeline.EventNumber(ev.Pos)]
 	if len(list) == 0 {
 		return nil
@@ -94,10 +94,10 @@ func (m missingImages) findOf(ev *changes.Event) (of []*ledger.Outcome) {
 	ns := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
 	for _, o := range list {
 		if o.Raw == nil && o.HeaderID().String() == id && bytes.Equal(o.NSHash, ns[:]) {
-			of = append(of, o)
+			found = append(found, o)
 		}
 	}
-	return of
+	return found
 }
 
 // refetchFromStream reads the missing envelopes from the stream again, from the position on: every one of them is unresolved, so
