@@ -39,11 +39,11 @@ func newScene(t *testing.T, opts ...*options.ClientOptions) *scene {
 
 // newList returns the list as the owner of a slot has it.
 func (s *scene) newList(p slot.Range) *Schedules {
-	log := slog.New(slog.DiscardHandler)
-	return &Schedules{
-		Coll: s.coll, Client: s.client, Watcher: "w", Slot: p, Log: log,
-		Calls: &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, log)},
-	}
+	return &Schedules{Coll: s.coll, Client: s.client, Watcher: "w", Slot: p, Log: slog.New(slog.DiscardHandler), Calls: newCalls()}
+}
+
+func newCalls() *readiness.Calls {
+	return &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, slog.New(slog.DiscardHandler))}
 }
 
 func (s *scene) ns(name string) string { return s.db.Name() + "." + name }
