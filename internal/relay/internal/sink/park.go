@@ -199,7 +199,7 @@ func (pk *parker) probeFailedLocked(partition *partition, now time.Time) bool {
 	return partition.obstacle.kind != kindUnreachable && now.Sub(partition.probedAt) >= pk.parkAfter
 }
 
-// mayProbeLocked reports whether a record may be let through to the parked partition partition. Records are
+// mayProbeLocked reports whether a record may be let through to a parked partition. Records are
 // let through one at a time, and the response shows whether the partition can be written again.
 func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.loop == nil || partition.busy || len(partition.queue) > 0 {
