@@ -272,11 +272,11 @@ func (o *owner) hasEvent(kind EventKind) bool {
 // save stands for the fenced write after a takeover or a release.
 func (o *owner) save(s *Session) { o.senders = s.Senders() }
 
-// take takes over with everything released, and saves. change may change the input.
-func (o *owner) take(tb testing.TB, c *Client, change ...func(*In)) *Out {
+// take takes over with everything released, and saves. changes are applied to the input.
+func (o *owner) take(tb testing.TB, c *Client, changes ...func(*In)) *Out {
 	tb.Helper()
 	in := o.newInput()
-	for _, change := range change {
+	for _, change := range changes {
 		change(&in)
 	}
 	out, err := c.Take(ctxOf(tb, 2*time.Minute), in)
@@ -287,9 +287,9 @@ func (o *owner) take(tb testing.TB, c *Client, change ...func(*In)) *Out {
 	return out
 }
 
-func (o *owner) takeAll(tb testing.TB, c *Client, change ...func(*In)) *Out {
+func (o *owner) takeAll(tb testing.TB, c *Client, changes ...func(*In)) *Out {
 	tb.Helper()
-	out := o.take(tb, c, change...)
+	out := o.take(tb, c, changes...)
 	if len(out.Quarantined) > 0 {
 		tb.Fatalf("quarantined: %v; events %v", out.Quarantined, o.events)
 	}
