@@ -137,7 +137,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	reason := waiting.Blocked
 	for i := range item.Records {
 		rec := &item.Records[i]
-		var err error = record.ErrPartitionParked
+		err := record.ErrPartitionParked
 		if !item.Hold {
 			err = d.sink.Send(rec, ticket)
 		}
