@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -120,6 +121,36 @@ func TestShots(t *testing.T) {
 	h := s.delayHistogram()
 	if p50, most := quantileMS(h, 50), quantileMS(h, 100); p50 < 0.99 || p50 > 1.01 || most < 9.9 || most > 10.1 || h.Min() != 0 {
 		t.Errorf("p50 %.2f ms, most %.2f ms, least %d µs", p50, most, h.Min())
+	}
+}
+
+// TestDrainIsCheckedByItsRelay: a drain counts if the relay has read each event once from the stream.
+func TestDrainIsCheckedByItsRelay(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"outrelay_read_total 5\n": "",
+		"outrelay_read_total 4\n": "4 events of a backlog of 5",
+		"outrelay_read_total 6\n": "6 events of a backlog of 5",
+		"outrelay_read_total 0\noutrelay_gaps_total{reason=\"history_lost\"} 1\n": "the oplog of MongoDB has lost the backlog",
+		"outrelay_gaps_total{reason=\"a b\"} 0\noutrelay_read_total 5\n":          "",
+	} {
+		counters, err := parseCounters([]byte(text))
+		if err == nil {
+			err = counters.checkDrain(5)
+		}
+
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestBenchmarkKeepsTheHistoryOfItsBacklog: whatever the runs write, each of them can read the backlog.
+func TestBenchmarkKeepsTheHistoryOfItsBacklog(t *testing.T) {
+	t.Parallel()
+	args := Options{Events: 100_000, Payload: 1024, Runs: 1000}.mongoOptions().Args
+	if i := slices.Index(args, "--oplogMinRetentionHours"); i < 0 {
+		t.Errorf("%q does not keep the oplog", args)
 	}
 }
 
