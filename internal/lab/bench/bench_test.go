@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -151,6 +152,35 @@ func TestBenchmarkKeepsTheHistoryOfItsBacklog(t *testing.T) {
 	args := Options{Events: 100_000, Payload: 1024, Runs: 1000}.mongoOptions().Args
 	if i := slices.Index(args, "--oplogMinRetentionHours"); i < 0 {
 		t.Errorf("%q does not keep the oplog", args)
+	}
+}
+
+// TestRecordsAfterTheEndAreNoPartOfTheRate: other lanes finish their transactions after the last record that is measured.
+func TestRecordsAfterTheEndAreNoPartOfTheRate(t *testing.T) {
+	t.Parallel()
+	e := &effects{spec: spec{Events: 2}, delay: hdrhistogram.New(1, longestRecorded, 3), stop: func() {}}
+	e.countDone(2, time.Millisecond)
+	e.countDone(5, time.Second)
+
+	out, err := e.finalOutcome(nil)
+	if err != nil || out.Events != 2 || out.Goes != 1 || out.P99 > 2 {
+		t.Errorf("%+v, %v", out, err)
+	}
+}
+
+// TestEffectsOfConsumersAreChecked: a lost effect and a repeated one do not cancel out.
+func TestEffectsOfConsumersAreChecked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		effects, records int
+		marked, good     bool
+	}{{3, 3, true, true}, {5, 5, true, true}, {2, 2, true, false}, {3, 2, true, false}, {4, 3, true, false}, {4, 3, false, true}, {3, 2, false, false}} {
+		err := spec{Events: 3, Handling: handling{Marked: c.marked}}.checkEffects(c.effects, c.records)
+		inbox := spec{Events: 3, Handling: handling{Inbox: c.marked}}.checkEffects(c.effects, c.records)
+
+		if (err == nil) != c.good || (inbox == nil) != c.good {
+			t.Errorf("%+v: %v, %v", c, err, inbox)
+		}
 	}
 }
 
