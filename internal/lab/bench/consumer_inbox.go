@@ -200,7 +200,7 @@ func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, go
 func (s spec) checkEffects(effects, records int) error {
 	once := s.Handling.Inbox || s.Handling.Marked
 	if records < s.Events || once && effects != records {
-		return fmt.Errorf("%d effects of %d records, want those of %d records", effects, records, s.Events)
+		return fmt.Errorf("%d effects of %d records, want %d records", effects, records, s.Events)
 	}
 	return nil
 }
