@@ -119,8 +119,7 @@ func TestALastingProblemIsLoggedOnce(t *testing.T) {
 	topics := s.ReadTopics()
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	standby := s.StartRelay()
-	standby.WaitForLog("standing by")
+	owner, standby := s.StartStandby(owner)
 	send := func(aggregateType string, from, to int) {
 		t.Helper()
 		for i := from; i < to; i++ {
