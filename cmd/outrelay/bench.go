@@ -58,7 +58,7 @@ of a backlog, the latency at each rate, the CPU time of publisher and MongoDB, t
 silence and the repeats after kill -9. Each runs with its defaults and with settings for low latency,
 outrelay with documents of pkg/outbox and with documents of another writer. Maven fetches Kafka Connect
 and the connectors (about 70 MB). The defaults are 100,000 events and two rounds, which take about
-twelve minutes. The command prints the table of the README.
+thirteen minutes. The command prints the table of the README.
 
 With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
 without observers, and once with the operator's page and its live stream open and /metrics scraped

@@ -195,9 +195,7 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 
 	if b.MongoDB == "" {
 		want.Mongods = 1
-		// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
-		mb := b.Events / 1024 * (b.Payload + 600) / 1024
-		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
+		want.Mongo = b.mongoOptions()
 	} else {
 		hosts := options.Client().ApplyURI(b.MongoDB).Hosts
 		b.mongods = listeners(hosts)
@@ -242,6 +240,18 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 	}
 	b.client, err = b.connectMongo(ctx)
 	return err
+}
+
+// mongoOptions returns the options of the mongod that the benchmark starts.
+func (o Options) mongoOptions() devstack.MongoOptions {
+	// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
+	mb := o.Events / 1024 * (o.Payload + 600) / 1024
+	return devstack.MongoOptions{
+		CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb),
+		// All runs write more than the oplog holds, and the last drain reads the same backlog as the first. So nothing of it is removed
+		// for a day.
+		Args: []string{"--oplogMinRetentionHours", "24"},
+	}
 }
 
 // cleanUp removes everything that the benchmark has created.

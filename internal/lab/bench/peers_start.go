@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
 
@@ -79,7 +80,7 @@ func (b *comparison) startConnector(ctx context.Context, place place, plugin str
 		return nil, err
 	}
 
-	worker := map[string]string{"offset.flush.interval.ms": "10000"}
+	worker := map[string]string{"offset.flush.interval.ms": strconv.FormatInt(offsetInterval.Milliseconds(), 10)}
 	if b.login != nil {
 		security, err := connectorSecurity(b.login.Kafka)
 		if err != nil {

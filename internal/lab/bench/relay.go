@@ -206,7 +206,7 @@ func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
 
 // counters has the values of /metrics that a drain needs.
 type counters struct {
-	mallocs, read, acked, cpu float64
+	mallocs, read, gaps, cpu float64
 }
 
 func (r *relay) readCounters(ctx context.Context) (counters, error) {
@@ -214,14 +214,17 @@ func (r *relay) readCounters(ctx context.Context) (counters, error) {
 	if err != nil {
 		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
+	return parseCounters(body)
+}
 
+func parseCounters(body []byte) (counters, error) {
 	var counters counters
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for lines.Scan() {
 		name, text, _ := strings.Cut(lines.Text(), " ")
 		value := func() float64 { parsed, _ := strconv.ParseFloat(text, 64); return parsed }
 
-		base, labels, _ := strings.Cut(name, "{")
+		base, _, _ := strings.Cut(name, "{")
 		switch {
 		case base == "go_memstats_mallocs_total":
 			counters.mallocs = value()
@@ -229,9 +232,9 @@ func (r *relay) readCounters(ctx context.Context) (counters, error) {
 			counters.cpu = value()
 		case base == "outrelay_read_total":
 			counters.read = value()
-		case base == "outrelay_published_total" && strings.Contains(labels, `result="acked"`):
+		case base == "outrelay_gaps_total":
 			_, text, _ = strings.Cut(lines.Text(), "} ")
-			counters.acked += value()
+			counters.gaps += value()
 		}
 	}
 	return counters, lines.Err()
