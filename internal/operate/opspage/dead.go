@@ -147,7 +147,7 @@ func showLetter(call *call) (any, error) {
 
 	// If the envelope cannot be expressed as JSON, the fields of the form are empty.
 	fields := editable
-	if ref.Source == admin.FromHandler {
+	if got.Source.Kind == admin.FromHandler {
 		fields = editableMessage
 	}
 	page := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
@@ -219,11 +219,7 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 		// A large number of letters is not collected in memory.
 		for _, l := range page.Items {
 			if withPayload {
-				ref := admin.DeadRef{
-					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
-					Source: filter.Source, Group: l.Source.Group, Handler: l.Source.Handler,
-				}
-				l, err = call.use.Letters.Show(call.ctx, ref, admin.WithPayload)
+				l, err = call.use.Letters.Show(call.ctx, admin.DeadRef{ID: l.Row, Delivery: -1}, admin.WithPayload)
 				// The response has begun, so an error can only abort it.
 				abortOn(err)
 			}
