@@ -139,8 +139,8 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, edit DeadEdit, op
 		_, err := edit.applyTo(stored)
 		return err
 	}}
-	n, err := desk.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{letter.ID}}, changed)
-	// Another requeue came first, after the letter was read above.
+	n, err := desk.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{letter.ID}, Archived: letter.Archived != nil}, changed)
+	// Another requeue or a discard came first, after the letter was read above.
 	if err == nil && n == 0 {
 		err = fmt.Errorf("dead letter %s: %w", letter.ID, requeues.ErrRequeued)
 	}
