@@ -133,6 +133,7 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		Collection:    ns,
 		ID:            letter.ID.Message,
 		Delivery:      int32(letter.ID.Delivery),
+		Version:       letters.VersionOf(int32(letter.ID.Delivery), letter.Requeued != nil),
 		AggregateType: letter.Aggregate.Type,
 		AggregateID:   letter.Aggregate.ID,
 		Type:          letter.Name,
@@ -158,8 +159,6 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		deadLetter.FirstFailure, deadLetter.LastFailure = letter.History[0].At, letter.History[n-1].At
 	}
 	if requeued := letter.Requeued; requeued != nil {
-		// The requeue is the only change of the message, so there are two versions.
-		deadLetter.Version = 1
 		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1, Handlers: requeued.Handlers}
 		deadLetter.Waiting = requeued.Waiting
 	}
