@@ -192,10 +192,7 @@ func formatValue(raw json.RawMessage) string {
 	return formatJSON(raw)
 }
 
-// maxDownloaded bounds the letters of one file.
-const maxDownloaded = 10_000
-
-// download serves the matching letters as lines of JSON, as a copy before they are discarded. The
+// download serves all matching letters as lines of JSON, as a copy before they are discarded. The
 // envelopes are included only on request, if the caller may see payloads.
 func (p *page) download(response http.ResponseWriter, request *http.Request, call *call) {
 	filter, err := call.parseDeadFilter()
@@ -215,7 +212,7 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 	response.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
 	withPayload := call.isSet("payload") && call.who.Payloads
 	out := json.NewEncoder(response)
-	for n := 0; ; {
+	for {
 		// A large number of letters is not collected in memory.
 		for _, l := range page.Items {
 			if withPayload {
@@ -226,10 +223,9 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 			if out.Encode(l) != nil {
 				return
 			}
-			n++
 		}
 
-		if page.Next == "" || n >= maxDownloaded {
+		if page.Next == "" {
 			return
 		}
 		page, err = call.use.Letters.List(call.ctx, filter, admin.MaxPage, page.Next)
