@@ -112,7 +112,7 @@ func TestTheLastOfManyDatabasesIsSearched(t *testing.T) {
 	registry := outboxes.NewRegistry(f.state.Collection("collections"))
 	for n := range 100 {
 		// The databases come first in the order of the names, and need not exist.
-		if _, err := registry.Register(t.Context(), [16]byte{1, byte(n)}, fmt.Sprintf("a%03d.outbox", n), "orders", bson.Timestamp{}); err != nil {
+		if _, err := registry.Register(t.Context(), [16]byte{1, byte(n)}, fmt.Sprintf("0%03d.outbox", n), "orders", bson.Timestamp{}); err != nil {
 			t.Fatal(err)
 		}
 	}
