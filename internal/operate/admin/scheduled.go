@@ -21,7 +21,7 @@ import (
 // it fulfills all conditions that are set. An envelope that a watcher has claimed to send it waits, and does not match.
 type ScheduledFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes, by their ids or by the rows of a list."`
 	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
 	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
 	From          time.Time `query:"due_from" json:"due_from,omitzero" doc:"Due at this time or later."`
@@ -31,6 +31,7 @@ type ScheduledFilter struct {
 
 // Scheduled is an envelope that waits for its due time.
 type Scheduled struct {
+	Row           string    `json:"row"` // names this envelope alone; the actions take it as an id
 	Collection    string    `json:"collection"`
 	ID            string    `json:"id"`
 	Type          string    `json:"type"`
@@ -59,20 +60,20 @@ func (s Schedule) List(
 	if limit <= 0 {
 		limit = DefaultPage
 	}
-	query, list, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
+	list, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
 	if err != nil {
 		return newPage[Scheduled](), err
 	}
 
 	names := make([]string, len(list))
-	collections := map[string]*mongo.Collection{}
-	for i, coll := range list {
-		names[i] = mongodb.Namespace(coll)
-		collections[names[i]] = coll
+	outboxes := map[string]scheduledOutbox{}
+	for i, outbox := range list {
+		names[i] = outbox.ns
+		outboxes[outbox.ns] = outbox
 	}
 	lister := collectionLister[Scheduled, string]{
 		count: func(ns string) (int64, error) {
-			n, err := agenda.Count(ctx, collections[ns], query)
+			n, err := agenda.Count(ctx, outboxes[ns].coll, outboxes[ns].query)
 			return n, wrapError(ns, err)
 		},
 		read: func(ns string, after *string, limit int) (events []Scheduled, last *string, err error) {
@@ -80,7 +81,7 @@ func (s Schedule) List(
 			if after != nil {
 				cursor = *after
 			}
-			part, err := agenda.ReadPage(ctx, collections[ns], query, limit, cursor)
+			part, err := agenda.ReadPage(ctx, outboxes[ns].coll, outboxes[ns].query, limit, cursor)
 			for i := range part.Events {
 				events = append(events, newScheduled(ns, &part.Events[i]))
 			}
@@ -95,6 +96,7 @@ func (s Schedule) List(
 
 func newScheduled(ns string, event *agenda.Event) Scheduled {
 	return Scheduled{
+		Row:           nameRow(ns, event.ID.String()),
 		Collection:    ns,
 		ID:            event.ID.String(),
 		Type:          event.Name,
@@ -107,17 +109,17 @@ func newScheduled(ns string, event *agenda.Event) Scheduled {
 
 // Summary counts the matching envelopes by type, sorted by type.
 func (s Schedule) Summary(ctx context.Context, filter ScheduledFilter) ([]ScheduledGroup, error) {
-	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
+	outboxes, err := s.findOutboxes(ctx, filter, s.op.scheduledCollections)
 	if err != nil {
 		return nil, err
 	}
 
 	groups := []ScheduledGroup{}
 	compareType := func(group ScheduledGroup, eventType string) int { return strings.Compare(group.Type, eventType) }
-	for _, coll := range outboxes {
-		list, err := agenda.Summarize(ctx, coll, query)
+	for _, outbox := range outboxes {
+		list, err := agenda.Summarize(ctx, outbox.coll, outbox.query)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+			return nil, fmt.Errorf("%s: %w", outbox.ns, err)
 		}
 
 		for _, s := range list {
@@ -148,18 +150,18 @@ func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress f
 	if err := CheckSelection(filter, filter.All); err != nil {
 		return 0, err
 	}
-	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
+	outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
 		return 0, err
 	}
 
-	for _, coll := range outboxes {
+	for _, outbox := range outboxes {
 		var cancelled int64
-		cancelled, err = agenda.CancelInParts(ctx, coll, query, addDone(progress, n))
+		cancelled, err = agenda.CancelInParts(ctx, outbox.coll, outbox.query, addDone(progress, n))
 		n += cancelled
 		if err != nil {
 			// The cancellations until then are logged below.
-			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+			err = fmt.Errorf("%s: %w", outbox.ns, err)
 			break
 		}
 	}
@@ -187,18 +189,18 @@ func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.T
 	if err := CheckSelection(filter, filter.All); err != nil {
 		return out, err
 	}
-	query, outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
+	outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
 	if err != nil {
 		return out, err
 	}
 
-	for _, coll := range outboxes {
+	for _, outbox := range outboxes {
 		var moved int64
-		moved, err = agenda.MoveInParts(ctx, coll, query, dueAt, addDone(progress, out.Moved))
+		moved, err = agenda.MoveInParts(ctx, outbox.coll, outbox.query, dueAt, addDone(progress, out.Moved))
 		out.Moved += moved
 		if err != nil {
 			// The moves until then are logged below.
-			err = fmt.Errorf("%s: %w", mongodb.Namespace(coll), err)
+			err = fmt.Errorf("%s: %w", outbox.ns, err)
 			break
 		}
 	}
@@ -242,24 +244,24 @@ func (s Schedule) notScheduled(ctx context.Context, filter ScheduledFilter) ([]s
 	return missing, nil
 }
 
-// findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
-// name. list returns the names of all outboxes that are read or changed, or only the given one.
+// scheduledOutbox is an outbox with the query of a filter for it.
+type scheduledOutbox struct {
+	ns    string
+	coll  *mongo.Collection
+	query agenda.Query
+}
+
+// findOutboxes returns the outboxes that a filter applies to, sorted by name. list returns the names of all outboxes that are read or
+// changed, or only the given one.
 func (s Schedule) findOutboxes(
 	ctx context.Context, filter ScheduledFilter, list func(ctx context.Context, only string) ([]string, error),
-) (agenda.Query, []*mongo.Collection, error) {
-	query := agenda.Query{Name: filter.Type, AggregateType: filter.AggregateType, From: filter.From, Before: filter.To, Mapping: s.op.Mapping}
+) ([]scheduledOutbox, error) {
 	if err := checkWindow(filter.From, filter.To); err != nil {
-		return query, nil, err
+		return nil, err
 	}
-	// An empty list selects nothing. An empty id would match nothing, and usually stems from an empty variable of a script.
-	if filter.IDs != nil {
-		query.IDs = []event.ID{}
-	}
-	for _, text := range filter.IDs {
-		if text == "" {
-			return query, nil, errors.New("an id is empty")
-		}
-		query.IDs = append(query.IDs, parseIDs(text)...)
+	// An empty id would match nothing, and usually stems from an empty variable of a script.
+	if slices.Contains(filter.IDs, "") {
+		return nil, errors.New("an id is empty")
 	}
 
 	names, err := list(ctx, filter.Collection)
@@ -267,14 +269,29 @@ func (s Schedule) findOutboxes(
 		_, err = s.op.Collections(ctx, "")
 	}
 	if err != nil {
-		return query, nil, err
+		return nil, err
 	}
 
-	found := make([]*mongo.Collection, len(names))
+	found := make([]scheduledOutbox, len(names))
 	for i, ns := range names {
-		found[i] = mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns))
+		found[i] = scheduledOutbox{ns, mongodb.Majority(outboxes.CollectionOf(s.op.State.Client(), ns)), s.queryOf(ns, filter)}
 	}
-	return query, found, nil
+	return found, nil
+}
+
+// queryOf returns the query of a filter for one outbox.
+func (s Schedule) queryOf(ns string, filter ScheduledFilter) agenda.Query {
+	query := agenda.Query{Name: filter.Type, AggregateType: filter.AggregateType, From: filter.From, Before: filter.To, Mapping: s.op.Mapping}
+	// An empty list selects nothing.
+	if filter.IDs != nil {
+		query.IDs = []event.ID{}
+	}
+
+	ids, rows := splitRows[string](filter.IDs, ns)
+	for _, text := range slices.Concat(ids, rows) {
+		query.IDs = append(query.IDs, parseIDs(text)...)
+	}
+	return query
 }
 
 // Empty reports whether the filter has no condition except the collection.

@@ -119,10 +119,6 @@ func planDiscard(call *call) (preview, error) {
 		preview.Lines = append(preview.Lines, "No filter is set: this includes every dead letter of the selected state.")
 	}
 
-	// The ids of handlers' letters select messages, and a message may have several letters.
-	if int64(len(filter.IDs)) < out.Matched && !filter.All {
-		preview.Lines = append(preview.Lines, "All dead letters of a selected event are included: some selected events died more than once.")
-	}
 	// One letter was shown before, so a click is enough.
 	if out.Matched > 1 {
 		preview.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
@@ -193,7 +189,7 @@ func planEdit(call *call) (preview, error) {
 	run := func() (notice, error) { return call.editLetter(ref, edit) }
 	if ref.Source == admin.FromHandler {
 		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
-			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
+			"Message "+out.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
 	}
 	return newPreview(run, "It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
 		". The dead letter stays in the list as requeued, with its original envelope.",

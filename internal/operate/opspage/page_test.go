@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -1122,6 +1123,32 @@ func TestDownload(t *testing.T) {
 	r, body := sendRequest(t, newSite(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
 	if r.StatusCode != http.StatusOK || strings.Count(body, "\n") != 2 || d.payload || d.filter.Topic != "x" {
 		t.Errorf("%d, filter %+v: %s", r.StatusCode, d.filter, body)
+	}
+}
+
+// manyLetters has more letters than a page.
+type manyLetters struct {
+	letterUseCases
+	pages int
+}
+
+func (m manyLetters) List(_ context.Context, _ admin.DeadFilter, limit int, after string) (admin.Page[admin.DeadLetter], error) {
+	number, _ := strconv.Atoi(after)
+	page := admin.Page[admin.DeadLetter]{Items: make([]admin.DeadLetter, limit), Total: int64(m.pages * limit)}
+	if number+1 < m.pages {
+		page.Next = strconv.Itoa(number + 1)
+	}
+	return page, nil
+}
+
+// A file that looks complete has all letters: people discard them after the download.
+func TestADownloadHasAllLetters(t *testing.T) {
+	t.Parallel()
+	const pages = 11
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Letters: manyLetters{pages: pages}} }})
+	r, body := sendRequest(t, site, &viewer, "GET", "/dead/download", nil)
+	if lines := strings.Count(body, "\n"); r.StatusCode != http.StatusOK || lines != pages*admin.MaxPage {
+		t.Errorf("%d with %d letters, want %d", r.StatusCode, lines, pages*admin.MaxPage)
 	}
 }
 
