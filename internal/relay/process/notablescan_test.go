@@ -206,7 +206,7 @@ func (q queries) asRelay(b *bundle) {
 	runQuery(q, "of an outbox", func() (any, error) { return store.OfOutbox(ctx, q.db, "outbox", "82FF", 10) })
 	q.check("each", store.Each(ctx, take))
 	q.check("each of topics", store.EachWithoutPayload(ctx, []string{"t"}, take))
-	q.check("stamps", store.EachStamp(ctx, func(string, bson.RawValue, bson.Timestamp) error { return nil }))
+	q.check("stamps", store.EachStamp(ctx, func(*waiting.Document) error { return nil }))
 	ids := []bson.RawValue{{Type: bson.TypeString, Value: bson.Raw{2, 0, 0, 0, 'x', 0}}}
 	q.check("of ids", store.OfIDs(ctx, q.db+".outbox", ids, take))
 	q.check("stamps of ids", waiting.EachStampOf(ctx, coll("waiting"), "default", q.db+".outbox", ids, func(bson.RawValue, bson.Timestamp) {}))

@@ -102,6 +102,8 @@ type dispatcher interface {
 	Drain(ctx context.Context) error
 	Flush()
 	Position(at resume.Position)
+	HoldSwept()
+	ReleaseSwept()
 	Reached() (resume.Position, bool)
 	Snapshot() (resume.Position, bool, map[string][]int64)
 }
@@ -303,6 +305,7 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) (closed 
 	// Before the first position of the sweep: a renewal would save it as the position of the stream
 	// (N22).
 	r.sweeping.Store(&sweepProgress{endStamp: stretch.To.T})
+	r.Dispatcher.HoldSwept()
 	r.Dispatcher.Position(resume.Position{ClusterTime: stretch.lower})
 
 	res, err := sweep.Run(ctx)
@@ -477,6 +480,8 @@ func (p gapPublisher) Deliver(ctx context.Context, envelope *outboxes.Envelope) 
 // Reached implements sweep.Publisher. The position follows the sweep.
 func (p gapPublisher) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	p.Dispatcher.Position(resume.Position{ClusterTime: cursor})
+	// From here on, the resolved position shows which envelopes are resolved: all without a stamp, and the others up to it.
+	p.Dispatcher.ReleaseSwept()
 	err := p.sweptPublisher.Reached(ctx, cursor)
 	if err != nil || time.Since(p.gap.saved) < cursorSaveEvery*p.Config.Lease.Checkpoint {
 		return err

@@ -54,6 +54,7 @@ type Resolver struct {
 
 	gates     *gates
 	reread    rereadWindow
+	oweBelow  atomic.Uint64 // the first ticket after those for which HoldSwept holds
 	followers followers
 
 	ackedMu sync.Mutex

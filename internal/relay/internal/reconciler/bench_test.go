@@ -40,6 +40,7 @@ func (o *instant) Publish(_ context.Context, _ *outboxes.Envelope, topics []stri
 func (o *instant) Settle([]record.Ticket)                           {}
 func (o *instant) OpenGate(_, _, _ string)                          {}
 func (o *instant) Reached() string                                  { return "9" }
+func (o *instant) ReachedBySweep() string                           { return "9" }
 func (o *instant) ResumeKey(_, _, _ string)                         {}
 func (o *instant) Flush()                                           {}
 func (o *instant) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }

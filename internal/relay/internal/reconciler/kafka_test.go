@@ -68,23 +68,24 @@ type fakeOutlet struct {
 	routes []string // of an envelope that does not list its targets
 	route  func(*outboxes.Envelope) ([]string, error)
 
-	mu       sync.Mutex
-	queue    map[string][]*sent
-	flushed  map[string]int
-	seen     map[string]map[written]int64 // read back, by topic
-	unread   map[string]bool              // topics that FindHits cannot read
-	latched  map[[3]string]bool
-	opened   map[[3]string]int
-	closed   map[[3]string]int // by the test: waiting envelopes that were decided, or loaded at the takeover
-	settled  map[record.Ticket]int
-	reported map[record.Ticket]bool
-	reached  string
-	early    bool // a gate was opened more often than it was closed
-	held     bool // responds to no record
-	dead     bool
-	last     record.Ticket
-	most     int // most records in flight at a time
-	ready    func(topic string)
+	mu         sync.Mutex
+	queue      map[string][]*sent
+	flushed    map[string]int
+	seen       map[string]map[written]int64 // read back, by topic
+	unread     map[string]bool              // topics that FindHits cannot read
+	latched    map[[3]string]bool
+	opened     map[[3]string]int
+	closed     map[[3]string]int // by the test: waiting envelopes that were decided, or loaded at the takeover
+	settled    map[record.Ticket]int
+	reported   map[record.Ticket]bool
+	reached    string
+	holdsSwept bool
+	early      bool // a gate was opened more often than it was closed
+	held       bool // responds to no record
+	dead       bool
+	last       record.Ticket
+	most       int // most records in flight at a time
+	ready      func(topic string)
 
 	kick chan struct{}
 	over chan struct{}
@@ -391,6 +392,22 @@ func (o *fakeOutlet) Reached() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.reached
+}
+
+func (o *fakeOutlet) ReachedBySweep() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.holdsSwept {
+		return ""
+	}
+	return o.reached
+}
+
+// holdSwept sets whether a sweep has begun, and it is not known how far it has come.
+func (o *fakeOutlet) holdSwept(holds bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.holdsSwept = holds
 }
 
 func (o *fakeOutlet) setReached(pos string) {

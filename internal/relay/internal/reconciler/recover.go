@@ -66,6 +66,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 		if len(s.hits) > 0 {
 			outcome := x.config.Ledger.Decide(s.doc, s.topics, s.hits)
 			outcome.Stamp = s.stamp
+			outcome.Recorded = outcome.Recorded && !x.isOwed(s.doc)
 			batch = append(batch, outcome)
 		}
 	}

@@ -144,6 +144,9 @@ type Outlet interface {
 	OpenGate(ns, topic, key string)
 	// Reached returns the resolved position. The stream brings no more events at or before it.
 	Reached() string
+	// ReachedBySweep returns the position up to which the envelopes of sweeps owe their events to no other topic. It is "" while that is not
+	// known.
+	ReachedBySweep() string
 	// ResumeKey continues deliveries of a key after one of them was rejected or returned. It has no effect
 	// if none wait.
 	ResumeKey(ns, topic, key string)

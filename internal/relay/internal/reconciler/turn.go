@@ -17,6 +17,7 @@ const allTopics = ""
 // in flight. For the other topics it stops the key, because later envelopes of the key must not
 // overtake this envelope. It returns no topics and a nil flight if nothing may be published.
 func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([]string, *flight) {
+	owed := x.isOwed(candidate.Document)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -57,7 +58,7 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 		return nil, nil
 	}
 
-	if !x.isReadyLocked(pass, candidate, now) {
+	if !x.isReadyLocked(pass, candidate, owed, now) {
 		if candidate.NextAt > now && len(x.current.stopped) == 0 {
 			x.rememberStopLocked(candidate, candidate.NextAt)
 		}
@@ -127,13 +128,19 @@ func (x *Sender) waitsForEarlierLocked(entry *waiting.Entry) bool {
 	return true
 }
 
+// isOwed reports whether a sweep may still owe the envelope of document to other topics than those for which it waits. Its end would be
+// recorded in the outbox, where a later owner that repeats the sweep would not find it (N22). Other envelopes are in the stream.
+func (x *Sender) isOwed(document *waiting.Document) bool {
+	return document.Origin == waiting.OriginSweep && document.Pos > x.config.Outlet.ReachedBySweep()
+}
+
 // isReadyLocked reports whether candidate may be published at all. An envelope of the stream is ready only if the resolved position had passed it
 // before the pass began, because an earlier event of its key could still come, or be stored after the pass has read the key (N15). A
 // waiting envelope of any other origin has no such bound (N18).
-func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) bool {
+func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, owed bool, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.
-	if candidate.malformed != nil {
+	if candidate.malformed != nil && !owed {
 		return true
 	}
 
@@ -142,7 +149,8 @@ func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, now int64) 
 	}
 
 	if !candidate.IsOfStream() || candidate.Pos <= pass.reached {
-		return true
+		x.work.owed = x.work.owed || owed
+		return !owed
 	}
 
 	// The key is scanned again when the resolved position has passed its lowest position.

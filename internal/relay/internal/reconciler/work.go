@@ -14,6 +14,7 @@ type pendingWork struct {
 	nextPoll      map[orderKey]struct{} // scan these at the next poll
 	ahead         map[orderKey]string   // scan these when the resolved position has passed this position
 	aheadOverflow string                // lowest position that did not fit into ahead; "" for none
+	owed          bool                  // make a pass over everything when it is known how far a sweep has come
 }
 
 // queueKeyLocked adds a key to one of the sets of x.work. If the set is full, it requests a scan of
@@ -29,10 +30,13 @@ func (x *Sender) queueKeyLocked(set map[orderKey]struct{}, key orderKey) {
 // promoteKeys queues the keys that the resolved position has passed and, if due is set, the keys that waited
 // for the next poll.
 func (x *Sender) promoteKeys(due bool) {
-	reached := x.config.Outlet.Reached()
+	reached, sweepReached := x.config.Outlet.Reached(), x.config.Outlet.ReachedBySweep()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
+	if x.work.owed && sweepReached != "" {
+		x.work.scanAll, x.work.owed = true, false
+	}
 	for k, pos := range x.work.ahead {
 		if pos <= reached {
 			delete(x.work.ahead, k)

@@ -251,6 +251,7 @@ func (o *outlet) Settle(tickets []record.Ticket) {
 func (o *outlet) OpenGate(string, string, string)  {}
 func (o *outlet) ResumeKey(string, string, string) {}
 func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF" }
+func (o *outlet) ReachedBySweep() string           { return o.Reached() }
 func (o *outlet) Flush()                           {}
 
 func (o *outlet) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"t"}, nil }

@@ -118,7 +118,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"gates", own, func() error { return store.Each(t.Context(), takeDocument) }},
 			{"a takeover", own, func() error { return store.EachWithoutPayload(t.Context(), []string{"a"}, takeDocument) }},
 			{"stamps", own, func() error {
-				return store.EachStamp(t.Context(), func(string, bson.RawValue, bson.Timestamp) error { return nil })
+				return store.EachStamp(t.Context(), func(*waiting.Document) error { return nil })
 			}},
 			{"an id", 2, func() error {
 				return store.OfIDs(t.Context(), "a.outbox", []bson.RawValue{{Type: bson.TypeString, Value: bsoncore.AppendString(nil, "waits500")}}, takeDocument)

@@ -173,6 +173,7 @@ func (d *delivery) readStreamOnce(ctx context.Context, start changes.Start) erro
 		if err := d.recovery.SweepAdded(ctx, d.start.added); err != nil {
 			return err
 		}
+		d.dispatcher.ReleaseSwept()
 		d.start.noteSwept(d.recovery.Skip.Bounds())
 	}
 	d.start.added = gap.Added{}

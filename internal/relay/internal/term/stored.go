@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -29,7 +30,14 @@ type storedTopics struct {
 
 	mu     sync.Mutex
 	loaded bool
-	ids    [][sha256.Size / 2]byte // sorted digests of namespace, id and stamp; half a digest is enough for any number of envelopes
+	ids    []storedID // sorted
+	lists  [][]string // of topics
+}
+
+// storedID is an envelope that was stored at the first read.
+type storedID struct {
+	digest [sha256.Size / 2]byte // of namespace, id and stamp; half a digest is enough for any number of envelopes
+	list   uint32                // index of its topics: few lists serve a million envelopes
 }
 
 // TopicsOf implements pipeline.StoredTopics.
@@ -38,9 +46,10 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 		return nil, false, err
 	}
 	id, stamp := raw.Lookup("_id"), outboxes.Stamp(raw)
-	if !s.has(ns, id, stamp) {
+	before := s.topicsBefore(ns, id, stamp)
+	if before == nil {
 		// The purge stamps an envelope that had no stamp when it was stored.
-		if stamp.IsZero() || !s.has(ns, id, bson.Timestamp{}) {
+		if stamp.IsZero() || s.topicsBefore(ns, id, bson.Timestamp{}) == nil {
 			return nil, false, nil
 		}
 		stamp = bson.Timestamp{}
@@ -74,22 +83,26 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 			return nil
 		})
 	})
-	if err != nil || len(topics) > 0 {
-		return topics, err == nil, err
+	// The topics of the first read have the envelope, or a letter of it, unless it is still stored for them. The others do not. Without a stamp,
+	// the first read may have found another envelope with this id: then this one is sent, flagged as redelivered.
+	if err == nil && !stamp.IsZero() {
+		topics = append(topics, before...)
 	}
-
-	// It waited when the sweep began, so it was sent since. Without a stamp, it may be another envelope with this id: then it is sent,
-	// flagged as redelivered.
-	return []string{""}, !stamp.IsZero(), nil
+	slices.Sort(topics)
+	return slices.Compact(topics), err == nil && len(topics) > 0, err
 }
 
-// has reports whether an envelope with this id and stamp was stored at the first read.
-func (s *storedTopics) has(ns string, id bson.RawValue, stamp bson.Timestamp) bool {
-	_, found := slices.BinarySearchFunc(s.ids, digestID(ns, id, stamp), compareDigests)
-	return found
+// topicsBefore returns the topics for which an envelope with this id and stamp was stored at the first read, or nil if there was none.
+func (s *storedTopics) topicsBefore(ns string, id bson.RawValue, stamp bson.Timestamp) (topics []string) {
+	digest := digestID(ns, id, stamp)
+	i, _ := slices.BinarySearchFunc(s.ids, storedID{digest: digest}, storedID.compare)
+	for ; i < len(s.ids) && s.ids[i].digest == digest; i++ {
+		topics = append(topics, s.lists[s.ids[i].list]...)
+	}
+	return topics
 }
 
-// load reads the ids of all stored envelopes, once in a term. Envelopes that are stored later are not swept again in this term.
+// load reads the ids and topics of all stored envelopes, once in a term. Envelopes that are stored later are not swept again in this term.
 func (s *storedTopics) load(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,16 +111,31 @@ func (s *storedTopics) load(ctx context.Context) error {
 	}
 
 	err := s.calls.RetryRead(ctx, func(ctx context.Context) error {
-		s.ids = s.ids[:0]
-		add := func(ns string, id bson.RawValue, stamp bson.Timestamp) error {
-			s.ids = append(s.ids, digestID(ns, id, stamp))
+		s.ids, s.lists = s.ids[:0], nil
+		known := map[string]uint32{}
+		add := func(ns string, id bson.RawValue, stamp bson.Timestamp, topics ...string) error {
+			// No list stands for all topics.
+			if topics == nil {
+				topics = []string{""}
+			}
+			// No topic contains a comma.
+			name := strings.Join(topics, ",")
+			list, isKnown := known[name]
+			if !isKnown {
+				list = uint32(len(s.lists))
+				known[name], s.lists = list, append(s.lists, topics)
+			}
+			s.ids = append(s.ids, storedID{digestID(ns, id, stamp), list})
 			return nil
 		}
-		if err := s.store.EachStamp(ctx, add); err != nil {
+		err := s.store.EachStamp(ctx, func(document *waiting.Document) error {
+			return add(document.NS, document.ID, outboxes.Stamp(document.Envelope), document.Pending...)
+		})
+		if err != nil {
 			return err
 		}
 		// With `recording: mark`, a claimed envelope stays in its outbox.
-		err := waiting.EachClaim(ctx, s.claims, s.watcher, func(claim *waiting.Claim) error {
+		err = waiting.EachClaim(ctx, s.claims, s.watcher, func(claim *waiting.Claim) error {
 			for i := range claim.Envelopes {
 				claimed := &claim.Envelopes[i]
 				if err := add(claimed.NS, claimed.Raw.Lookup("_id"), outboxes.Stamp(claimed.Raw)); err != nil {
@@ -119,13 +147,13 @@ func (s *storedTopics) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return letters.Each(ctx, s.letters, s.watcher, func(mark letters.Mark) error { return add(mark.NS, mark.ID, mark.Stamp) })
+		return letters.Each(ctx, s.letters, s.watcher, func(mark letters.Mark) error { return add(mark.NS, mark.ID, mark.Stamp, mark.Topic) })
 	})
 	if err != nil {
 		return err
 	}
 
-	slices.SortFunc(s.ids, compareDigests)
+	slices.SortFunc(s.ids, storedID.compare)
 	s.loaded = true
 	return nil
 }
@@ -141,4 +169,4 @@ func digestID(ns string, id bson.RawValue, stamp bson.Timestamp) (digest [sha256
 	return digest
 }
 
-func compareDigests(a, b [sha256.Size / 2]byte) int { return slices.Compare(a[:], b[:]) }
+func (id storedID) compare(other storedID) int { return bytes.Compare(id.digest[:], other.digest[:]) }

@@ -94,6 +94,7 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	replayed := envelopeOf("replayed", stamp, "p")
 	unstamped := envelopeOf("unstamped", bson.Timestamp{}, "p")
 	sent := envelopeOf("sent", stamp, "p")
+	sentToOne := envelopeOf("sent to one", stamp, "p")
 	wait(all, 0)
 	wait(some, 0, "t1", "t2")
 	die(dead, "t3")
@@ -102,6 +103,8 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 	wait(replayed, 1, "t1")
 	wait(unstamped, 0, "t1")
 	wait(sent, 0, "t1")
+	wait(sentToOne, 0, "t1")
+	wait(sentToOne, 0, "t2")
 	foreignWaits, foreignWaitsStamped := foreign("foreign waits")
 	foreignDead, foreignDeadStamped := foreign("foreign dead")
 	wait(foreignWaits, 0, "t1")
@@ -142,11 +145,14 @@ func TestN22_ASweepLeavesOutWhatIsStored(t *testing.T) {
 		t.Errorf("of another outbox: %q, %v", topics, err)
 	}
 	// Without a stamp, another envelope looks like one that was sent since: it is sent, flagged as redelivered.
-	check("another envelope without a stamp", envelopeOf("unstamped", bson.Timestamp{}, "q"), false, "")
+	check("another envelope without a stamp", envelopeOf("unstamped", bson.Timestamp{}, "q"), false)
 
-	// It waited when the sweep began, and is sent since.
-	if _, err := x.store.Collection().DeleteOne(t.Context(), bson.D{{Key: "id", Value: "sent"}}); err != nil {
-		t.Fatal(err)
+	// They waited when the sweep began, and are sent since: to these topics, and to no other.
+	for _, id := range []string{"sent", "sent to one"} {
+		if _, err := x.store.Collection().DeleteOne(t.Context(), bson.D{{Key: "id", Value: id}, {Key: "topics", Value: "t1"}}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	check("sent during the sweep", sent, true, "")
+	check("sent during the sweep", sent, true, "t1")
+	check("sent to one topic during the sweep, and waits for another", sentToOne, true, "t1", "t2")
 }

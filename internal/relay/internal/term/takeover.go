@@ -59,6 +59,10 @@ func (t *term) takeOver(ctx context.Context) (delivery *delivery, start changes.
 	}
 	t.countTopics(ctx)
 	t.resolver.Start(t.start.from)
+	// The position from which the term starts does not show how far an earlier owner has swept.
+	if t.plan.IsGapOpen() || len(t.start.added.Outboxes) > 0 {
+		t.resolver.HoldSwept()
+	}
 
 	// The read-back has ended, so it cannot have found records of events that are committed after
 	// this time.

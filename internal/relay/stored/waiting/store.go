@@ -14,7 +14,6 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
-	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
 // Store reads the waiting envelopes of one slot of a watcher. Its reads are majority reads on the primary (N21).
@@ -187,17 +186,17 @@ func (s *Store) filterOutbox(db, coll, before string) bson.D {
 	return s.filter(bson.E{Key: "ns", Value: db + "." + coll}, bson.E{Key: "pos", Value: bson.D{{Key: "$lt", Value: before}}})
 }
 
-// EachStamp calls take for each waiting envelope of a first delivery, in no order, with the namespace, the id and the stamp of the
-// envelope.
-func (s *Store) EachStamp(ctx context.Context, take func(ns string, id bson.RawValue, stamp bson.Timestamp) error) error {
-	fields := mongodb.Fields("ns", "id", "delivery", "envelope.ts")
+// EachStamp calls take for each waiting envelope of a first delivery, in no order, with its namespace, id and topics, and the stamp alone of
+// the envelope.
+func (s *Store) EachStamp(ctx context.Context, take func(document *Document) error) error {
+	fields := mongodb.Fields("ns", "id", "delivery", "topics", "envelope.ts")
 	return mongodb.AfterCommitted(ctx, s.coll, func(ctx context.Context) error {
 		return mongodb.FindEach(ctx, s.coll, "reading waiting envelopes", s.filter(), func(raw bson.Raw) error {
 			document := ReadDocument(raw)
 			if document.Delivery > 0 {
 				return nil
 			}
-			return take(document.NS, document.ID, outboxes.Stamp(document.Envelope))
+			return take(&document)
 		}, findOptions().SetBatchSize(5000).SetProjection(fields))
 	})
 }
