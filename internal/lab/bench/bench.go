@@ -110,7 +110,7 @@ func (o Options) Check() error {
 		}
 	}
 
-	if len(o.Rates) > 0 && o.Duration < time.Second {
+	if len(o.Rates)+len(o.Peers)+len(o.Growth)+o.Failover > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
 	}
 	if o.TTL != 0 && o.TTL < time.Second {
