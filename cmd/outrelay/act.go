@@ -57,14 +57,16 @@ func (p *program) addReadFlags(cmd *cobra.Command) *operatorCommand {
 func (p *program) addChangeFlags(cmd *cobra.Command) *operatorCommand {
 	action := p.addReadFlags(cmd)
 	// A change may work for hours, and waits for the answer of a person.
-	action.changes, action.limit = true, 0
+	action.limit = 0
 	cmd.Flags().BoolVar(&action.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
 	cmd.Flags().BoolVarP(&action.yes, "yes", "y", false, "skip the confirmation")
 	action.addActorFlag(cmd)
 	return action
 }
 
+// addActorFlag adds the flag of a command that changes something and writes to the audit log.
 func (a *operatorCommand) addActorFlag(cmd *cobra.Command) {
+	a.changes = true
 	cmd.Flags().StringVar(&a.actor, "actor", "", "`name` for the audit log; default: the name of the user")
 }
 

@@ -207,27 +207,18 @@ func newBenchChildCommand(program *program) *cobra.Command {
 	}
 }
 
-// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends
-// when its standard input ends, and can write profiles.
+// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it can write profiles.
 func newBenchRelayCommand(program *program) *cobra.Command {
 	var cpu, mem string
 	cmd := &cobra.Command{
 		Use: bench.RelayCommand, Hidden: true, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			ctx, cancel := context.WithCancel(cmd.Context())
-			defer cancel()
-			// bench holds this pipe open as long as it runs, and sends no signal if it is killed.
-			go func() {
-				_, _ = io.Copy(io.Discard, program.in)
-				cancel()
-			}()
-
 			stop, err := startProfiles(cpu, mem)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, stop()) }()
-			return program.runRelay(ctx)
+			return program.runRelay(cmd.Context())
 		},
 	}
 

@@ -402,6 +402,7 @@ func TestContexts(t *testing.T) {
 
 	expectTexts(t, run(exitOK, "status"), "default  0of1")
 	expectTexts(t, run(exitOK, "pause"), "context prod\n", "watcher default: paused")
+	expectTexts(t, run(exitConfig, "replay", "cancel", "x"), "context prod\n", "replay x: not found")
 	expectTexts(t, run(exitConfig, "audit", "trim", "--keep", "1"), "in context prod; pass --yes")
 	expectTexts(t, run(exitConfig, "--context", "lab", "waiting", "list"), "watcher lab in ")
 	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")

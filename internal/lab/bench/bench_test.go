@@ -235,6 +235,21 @@ func TestOptionsReportAllProblems(t *testing.T) {
 	}
 }
 
+// TestEachMeasurementOverTimeNeedsTime: also without rates, a measurement divides by its duration.
+func TestEachMeasurementOverTimeNeedsTime(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string]Options{"rates": {Rates: []int{1}}, "failover": {Failover: 1}, "peers": {Peers: Peers()}, "growth": {Growth: []int{1}}} {
+		options.Events, options.Payload, options.Runs = 1, minPayload, 1
+		if err := options.Check(); err == nil || !strings.Contains(err.Error(), "seconds") {
+			t.Errorf("%s without a duration: %v", name, err)
+		}
+	}
+
+	if err := (Options{Events: 1, Payload: minPayload, Runs: 1}).Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestChildEndsWithItsInput: a child without a task, or with an unknown one, returns an error.
 func TestChildEndsWithItsInput(t *testing.T) {
 	t.Parallel()

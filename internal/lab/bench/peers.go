@@ -207,7 +207,7 @@ func round1(value float64) float64 { return round(value, 1) }
 
 // preparePlace creates the topic, and the collection with its backlog.
 func (b *comparison) preparePlace(ctx context.Context, system system, name string) (prepared place, err error) {
-	prepared = place{collection: name, dir: filepath.Join(b.dir, name)}
+	prepared = place{collection: name, dir: filepath.Join(b.stack.Dir(), name)}
 	if err := os.Mkdir(prepared.dir, 0o700); err != nil {
 		return prepared, err
 	}

@@ -38,12 +38,7 @@ func startOutrelay(ctx context.Context, comparison *comparison, place place) (pu
 	return &outrelayPublisher{relay, comparison, setting}, err
 }
 
-func (o *outrelayPublisher) kill() error {
-	o.relay.kill()
-	<-o.done
-	_ = o.in.Close()
-	return nil
-}
+func (o *outrelayPublisher) kill() error { return o.Kill() }
 
 func (o *outrelayPublisher) restart(ctx context.Context) (err error) {
 	o.relay, err = o.bench.startRelay(o.setting)
