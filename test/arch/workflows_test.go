@@ -64,7 +64,7 @@ func definesFlag(t *testing.T, dir, name string) bool {
 // idleSuccess is a step of CI that notes a check that it cannot make, and succeeds.
 var idleSuccess = regexp.MustCompile(`(?m)^.*\bnote\b.*\n\s*(?:return|exit) 0$`)
 
-// TestStepsOfCIDoNotSucceedIdly: where CI cannot make a check, it fails. Elsewhere the end of the output lists the check.
+// TestStepsOfCIDoNotSucceedIdly: a complete run fails if it cannot make a check. Elsewhere the end of the output lists the check.
 func TestStepsOfCIDoNotSucceedIdly(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"run", "docs"} {
