@@ -157,7 +157,7 @@ func TestRetryDecidesAboutErrorsOfDecoders(t *testing.T) {
 	}
 }
 
-// While a registry is away, the status says so, and nothing is given up.
+// While a registry is away, the status shows that, and nothing is given up.
 func TestADecoderWithoutItsRegistryIsAnOutage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

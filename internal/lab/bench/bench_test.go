@@ -146,7 +146,7 @@ func TestDrainIsCheckedByItsRelay(t *testing.T) {
 	}
 }
 
-// TestBenchmarkKeepsTheHistoryOfItsBacklog: whatever the runs write, each of them can read the backlog.
+// TestBenchmarkKeepsTheHistoryOfItsBacklog: each run can read the backlog, also after many writes of others.
 func TestBenchmarkKeepsTheHistoryOfItsBacklog(t *testing.T) {
 	t.Parallel()
 	args := Options{Events: 100_000, Payload: 1024, Runs: 1000}.mongoOptions().Args

@@ -137,7 +137,7 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 				list = append(list, r)
 			}
 
-			// Each sink sends what is not resolved yet, as after a takeover.
+			// Each sink sends all unresolved records, as after a takeover.
 			for sinks := 0; ; sinks++ {
 				if sinks == 10 {
 					t.Fatal("ten sinks have not sent the records")

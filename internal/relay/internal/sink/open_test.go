@@ -368,7 +368,7 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
 }
 
-// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker can be asked to create the topic.
+// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker is reachable.
 // Its records do not keep the memory from other topics.
 func TestN11_MissingTopicsAreParkedWithoutAController(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/internal/pipeline"
 )
 
-// N16: two shards may commit at one cluster time, so their events have one position. Each record gets the image of its own event.
+// N16: two shards may commit at one cluster time, so their events have one position. Each record gets the image of the right event.
 func TestN16_TheImageOfAnotherShardIsNotTaken(t *testing.T) {
 	t.Parallel()
 	position := []byte("8266A1B2C3000000052C01002B0A")

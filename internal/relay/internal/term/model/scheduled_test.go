@@ -43,7 +43,7 @@ func (s *scheduled) claimDue() {
 	if s.term.dead {
 		return
 	}
-	// With the undo switch, the removal is a transaction of its own.
+	// With the undo switch, the removal is a second transaction.
 	if len(s.copied) > 0 {
 		for _, spec := range s.copied {
 			delete(w.outboxes[spec.ns], spec.id)

@@ -63,7 +63,7 @@ type spec struct {
 	unstorable  bool // MongoDB rejects it as a waiting envelope (N16)
 	isCancelled bool
 	appendedTo  []string // topics that have it
-	expiredIn   []string // topics for which a letter says that it has expired
+	expiredIn   []string // topics in which it has expired by its letter
 }
 
 func (s *spec) String() string {
