@@ -135,7 +135,7 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 		{"dead requeue nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
 		{"dead discard nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
 		{"failed reset nosuch --yes", "no failed envelope has one of these ids; outrelay failed list"},
-		{"scheduled cancel nosuch --yes", "canceled 0 scheduled envelopes; 1 of the ids are not scheduled"},
+		{"scheduled cancel nosuch --yes", "nosuch is not scheduled, or is being sent already"},
 		{"replay --resume nosuch", "outrelay: replay nosuch: not found; outrelay replay list lists the replays"},
 		{"watchers remove nosuch --yes", "watcher nosuch in "},
 		{"lookup nosuch", "Nothing was found: the event was never appended"},

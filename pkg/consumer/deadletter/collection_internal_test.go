@@ -19,7 +19,9 @@ func TestALetterThatIsRequeuedMeanwhileIsNotDiscarded(t *testing.T) {
 		"archive": func(ctx context.Context, c *collection, page []Letter) (int64, error) {
 			return c.Archive(ctx, query, page, "bob", time.Hour)
 		},
-		"delete": func(ctx context.Context, c *collection, page []Letter) (int64, error) { return c.Delete(ctx, query, page) },
+		"delete": func(ctx context.Context, c *collection, page []Letter) (int64, error) {
+			return c.Delete(ctx, query, page)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
