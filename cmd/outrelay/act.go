@@ -270,6 +270,26 @@ func (a *operatorCommand) printLine(value any, format string, args ...any) error
 	return a.printResult(value, func(out io.Writer) { fmt.Fprintf(out, format+"\n", args...) })
 }
 
+// printNamed prints the result of an action on named ids, which ended with err, and the ids with which it did nothing, each with the reason why.
+// Then the exit code is not 0: a script that names an id relies on the action.
+func (a *operatorCommand) printNamed(value any, err error, text, why string, notDone []string) error {
+	printErr := a.printResult(value, func(out io.Writer) {
+		writeNotDone(out, why, notDone)
+		fmt.Fprintln(out, text)
+	})
+	if err == nil && printErr == nil && len(notDone) > 0 {
+		return reportedError(exitConfig)
+	}
+	return errors.Join(err, printErr)
+}
+
+// writeNotDone writes the ids with which an action did nothing, each with the reason why.
+func writeNotDone(out io.Writer, why string, ids []string) {
+	for _, id := range ids {
+		fmt.Fprintf(out, "%s %s\n", quoteArgument(id), why)
+	}
+}
+
 // chooseText returns done, or planned for a dry run.
 func (a *operatorCommand) chooseText(done, planned string) string {
 	if a.dryRun {

@@ -89,6 +89,7 @@ type HandlerMessage struct {
 	DiscardedBy string     `json:"discarded_by,omitempty"` // an operator has discarded it, and no member has made the dead letter yet
 
 	history []record.Attempt // the last failures
+	names   []string         // ids of the message and its row, as filters take them
 }
 
 // HandlerWaitingGroup counts the messages that a handler retries in one topic.
@@ -169,6 +170,10 @@ func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
 		AsideAt: item.AsideAt.UTC(), Attempts: item.Failed, FailedAt: inUTC(item.Since), NextAt: inUTC(item.Due), RequestedAt: inUTC(item.RequestedAt),
 	}
 
+	message.names = []string{message.Row, place}
+	for _, name := range setaside.IDHeaders {
+		message.names = append(message.names, item.Header(name))
+	}
 	for _, failure := range item.History {
 		message.history = append(message.history, record.Attempt{At: failure.At, Class: record.Class(failure.Class), Reason: failure.Reason})
 	}
@@ -231,6 +236,8 @@ type HandlerRetried struct {
 	// Retried are the messages that have failed. The others of Matched follow an earlier message of their key, and need no retry of
 	// their own.
 	Retried int64 `json:"retried"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no message has
 }
 
 // Retry requests an attempt now for the messages that match and have failed. Their attempts count as before. A handler that is suspended
@@ -242,6 +249,9 @@ func (h HandlerWaiting) Retry(ctx context.Context, filter HandlerWaitingFilter, 
 		return out, err
 	}
 
+	if out.NotFound, err = h.findMissing(ctx, filter); err != nil {
+		return out, err
+	}
 	for _, desk := range desks {
 		matched, err := desk.Count(ctx, desk.query)
 		if err != nil {
@@ -269,6 +279,8 @@ type HandlerDiscarded struct {
 	DryRun    bool  `json:"dry_run"`
 	Matched   int64 `json:"matched"`
 	Discarded int64 `json:"discarded"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no message has
 }
 
 // Discard orders that the messages that match become dead letters of class skipped, without another attempt. Later messages of their
@@ -280,6 +292,9 @@ func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter
 		return out, err
 	}
 
+	if out.NotFound, err = h.findMissing(ctx, filter); err != nil {
+		return out, err
+	}
 	for _, desk := range desks {
 		n, err := desk.Count(ctx, desk.query)
 		if err != nil {
@@ -296,6 +311,13 @@ func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter
 	return out, h.op.logOutcome(ctx, handlerDiscarded, bson.D{
 		{Key: "discarded", Value: out.Discarded}, {Key: "query", Value: auditFields(filter)},
 	}, err)
+}
+
+// findMissing returns those ids of the filter that no message has that matches.
+func (h HandlerWaiting) findMissing(ctx context.Context, filter HandlerWaitingFilter) ([]string, error) {
+	return findMissing(filter.IDs, func(after string) (Page[HandlerMessage], error) {
+		return h.List(ctx, filter, MaxPage, after)
+	}, func(message *HandlerMessage) []string { return message.names })
 }
 
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.

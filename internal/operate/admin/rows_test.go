@@ -40,8 +40,8 @@ func TestAnActionWithARowChangesThisEntryAlone(t *testing.T) {
 			return rowsOf(t, n, page, err, func(e admin.Scheduled) string { return e.Row })
 		}
 		rows := list(2)
-		if n, err := f.op.Schedule().Cancel(t.Context(), admin.ScheduledFilter{IDs: rows[:1]}, nil); n != 1 || err != nil {
-			t.Errorf("%d cancelled, %v, want 1", n, err)
+		if out, err := f.op.Schedule().Cancel(t.Context(), admin.ScheduledFilter{IDs: rows[:1]}, nil); out.Cancelled != 1 || err != nil {
+			t.Errorf("%+v, %v, want 1", out, err)
 		}
 		if left := list(1); left[0] != rows[1] {
 			t.Errorf("%s is left, want %s", left[0], rows[1])

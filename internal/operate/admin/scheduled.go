@@ -64,7 +64,11 @@ func (s Schedule) List(
 	if err != nil {
 		return newPage[Scheduled](), err
 	}
+	return listScheduled(ctx, list, limit, after)
+}
 
+// listScheduled returns a page of the events in outboxes that their queries select.
+func listScheduled(ctx context.Context, list []scheduledOutbox, limit int, after string) (Page[Scheduled], error) {
 	names := make([]string, len(list))
 	outboxes := map[string]scheduledOutbox{}
 	for i, outbox := range list {
@@ -142,106 +146,94 @@ func (s Schedule) Summary(ctx context.Context, filter ScheduledFilter) ([]Schedu
 	return groups, nil
 }
 
-// Cancel cancels the matching envelopes that no watcher has claimed yet, and returns their
-// number. If progress is not nil, Cancel calls it with the number so far. It returns
-// [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
-// cancelled until then stay cancelled, and are in the audit log.
-func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress func(int64)) (n int64, err error) {
-	if err := CheckSelection(filter, filter.All); err != nil {
-		return 0, err
-	}
-	outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
-	if err != nil {
-		return 0, err
-	}
+// Cancelled is the result of a cancellation.
+type Cancelled struct {
+	Cancelled int64 `json:"cancelled"`
+	// NotScheduled are those ids of the filter that were not canceled: no envelope that matches was scheduled, or one is being sent.
+	NotScheduled []string `json:"not_scheduled"`
+}
 
-	for _, outbox := range outboxes {
-		var cancelled int64
-		cancelled, err = agenda.CancelInParts(ctx, outbox.coll, outbox.query, addDone(progress, n))
-		n += cancelled
-		if err != nil {
-			// The cancellations until then are logged below.
-			err = fmt.Errorf("%s: %w", outbox.ns, err)
-			break
-		}
+// Cancel cancels the matching envelopes that no watcher has claimed yet. If progress is not nil, Cancel calls it with the number so
+// far. It returns [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
+// cancelled until then stay cancelled, and are in the audit log.
+func (s Schedule) Cancel(ctx context.Context, filter ScheduledFilter, progress func(int64)) (out Cancelled, err error) {
+	cancel := func(outbox *scheduledOutbox, report agenda.Report) (int64, error) {
+		return agenda.CancelInParts(ctx, outbox.coll, outbox.query, report)
 	}
+	out.Cancelled, out.NotScheduled, err = s.changeEach(ctx, filter, progress, cancel)
 
 	// WithoutCancel, because the envelopes are gone even if the caller is.
-	if n > 0 || err == nil {
-		fields := append(auditFields(filter), bson.E{Key: "count", Value: n})
+	if out.Cancelled > 0 || err == nil {
+		fields := append(auditFields(filter), bson.E{Key: "count", Value: out.Cancelled})
 		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), scheduledCancelled, fields))
 	}
-	return n, err
+	return out, err
 }
 
 // Rescheduled is the result of a move of envelopes to another due time.
 type Rescheduled struct {
 	To    time.Time `json:"to"`
 	Moved int64     `json:"moved"` // envelopes that had another due time before
-	// NotScheduled are those ids of the filter whose envelopes were never scheduled, were cancelled, or are already being sent.
+	// NotScheduled are those ids of the filter that were not moved: no envelope that matches was scheduled, or one is being sent.
 	NotScheduled []string `json:"not_scheduled"`
 }
 
 // Move moves the matching envelopes to another due time, unless a watcher has claimed them. Like Cancel, it looks into every outbox
 // of the watcher, requires a condition or All, and calls progress with the number so far.
 func (s Schedule) Move(ctx context.Context, filter ScheduledFilter, dueAt time.Time, progress func(int64)) (out Rescheduled, err error) {
-	out = Rescheduled{To: dueAt.UTC(), NotScheduled: []string{}}
-	if err := CheckSelection(filter, filter.All); err != nil {
-		return out, err
+	move := func(outbox *scheduledOutbox, report agenda.Report) (int64, error) {
+		return agenda.MoveInParts(ctx, outbox.coll, outbox.query, dueAt, report)
 	}
-	outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
-	if err != nil {
-		return out, err
-	}
-
-	for _, outbox := range outboxes {
-		var moved int64
-		moved, err = agenda.MoveInParts(ctx, outbox.coll, outbox.query, dueAt, addDone(progress, out.Moved))
-		out.Moved += moved
-		if err != nil {
-			// The moves until then are logged below.
-			err = fmt.Errorf("%s: %w", outbox.ns, err)
-			break
-		}
-	}
+	out.To = dueAt.UTC()
+	out.Moved, out.NotScheduled, err = s.changeEach(ctx, filter, progress, move)
 
 	// WithoutCancel, because the envelopes are moved even if the caller is gone.
 	if out.Moved > 0 {
 		fields := append(auditFields(filter), bson.E{Key: "to", Value: out.To}, bson.E{Key: "count", Value: out.Moved})
 		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields))
 	}
-	if err != nil {
-		return out, err
-	}
-	out.NotScheduled, err = s.notScheduled(ctx, filter)
 	return out, err
 }
 
-// notScheduled returns those ids of the filter that no scheduled envelope has.
-func (s Schedule) notScheduled(ctx context.Context, filter ScheduledFilter) ([]string, error) {
-	missing := []string{}
-	if len(filter.IDs) == 0 {
-		return missing, nil
+// changeEach calls change for each outbox, and returns the sum of its results, and those ids of the filter of which no envelope or not each
+// envelope was changed. It ends with the first error, and returns the sum until then.
+func (s Schedule) changeEach(
+	ctx context.Context, filter ScheduledFilter, progress func(int64), change func(outbox *scheduledOutbox, report agenda.Report) (int64, error),
+) (sum int64, notChanged []string, err error) {
+	notChanged = []string{}
+	if err := CheckSelection(filter, filter.All); err != nil {
+		return 0, notChanged, err
 	}
-	scheduled := map[string]bool{}
-	for after, more := "", true; more; more = after != "" {
-		page, err := s.List(ctx, ScheduledFilter{Collection: filter.Collection, IDs: filter.IDs}, MaxScheduledPage, after)
-		if err != nil {
-			return missing, err
-		}
-		for _, event := range page.Items {
-			scheduled[event.ID] = true
-		}
-		after = page.Next
+	outboxes, err := s.findOutboxes(ctx, filter, s.op.Collections)
+	if err != nil {
+		return 0, notChanged, err
+	}
+	missing, err := findMissing(filter.IDs, func(after string) (Page[Scheduled], error) {
+		return listScheduled(ctx, outboxes, MaxScheduledPage, after)
+	}, func(event *Scheduled) []string { return []string{event.Row, event.ID} })
+	if err != nil {
+		return 0, notChanged, err
 	}
 
-	for _, text := range filter.IDs {
-		isScheduled := func(id event.ID) bool { return scheduled[id.String()] }
-		if !slices.ContainsFunc(parseIDs(text), isScheduled) {
-			missing = append(missing, text)
+	missed := map[string]bool{}
+	for i := range outboxes {
+		outbox := &outboxes[i]
+		n, err := change(outbox, agenda.Report{Did: addDone(progress, sum), Missed: func(id event.ID) {
+			missed[id.String()], missed[nameRow(outbox.ns, id.String())] = true, true
+		}})
+		sum += n
+		if err != nil {
+			return sum, notChanged, fmt.Errorf("%s: %w", outbox.ns, err)
 		}
 	}
-	return missing, nil
+
+	unmissed := withoutNames(filter.IDs, missed)
+	for _, text := range filter.IDs {
+		if slices.Contains(missing, text) || !slices.Contains(unmissed, text) {
+			notChanged = append(notChanged, text)
+		}
+	}
+	return sum, notChanged, nil
 }
 
 // scheduledOutbox is an outbox with the query of a filter for it.

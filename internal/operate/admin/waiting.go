@@ -258,6 +258,8 @@ type FailedOutcome struct {
 	DryRun bool  `json:"dry_run"`
 	Failed int64 `json:"failed"` // failed envelopes that match
 	Done   int64 `json:"done"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no failed envelope has
 }
 
 // Attempts is the fate of the failed attempts of an envelope at a retry.
@@ -285,6 +287,12 @@ func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, attempts Attem
 		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", filter.Reason)
 	}
 
+	out.NotFound, err = findMissing(filter.IDs, func(after string) (Page[WaitingEnvelope], error) {
+		return w.List(ctx, filter, MaxPage, after)
+	}, func(envelope *WaitingEnvelope) []string { return []string{envelope.Row, envelope.ID} })
+	if err != nil {
+		return out, err
+	}
 	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || effect == DryRun || out.Failed == 0 {
 		return out, err
 	}

@@ -126,6 +126,12 @@ func planDiscard(call *call) (preview, error) {
 	return preview, err
 }
 
+// normalizeField returns the value of a text field without the characters that people do not see in it. Browsers remove the line breaks of
+// these fields alone, so a comparison with a hidden field must leave them out.
+func normalizeField(text string) string {
+	return strings.TrimSpace(strings.NewReplacer("\r", "", "\n", "").Replace(text))
+}
+
 // parseEdit returns the letter, and the fields that the form changes.
 func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 	ref, err := c.parseLetterRef()
@@ -142,7 +148,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 		if !c.q.Has("set." + f.Name) {
 			continue
 		}
-		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
+		old, value := normalizeField(c.q.Get("was."+f.Name)), normalizeField(c.q.Get("set."+f.Name))
 		switch {
 		// The form shows the stored value, so an unchanged field is not an edit.
 		case old == value:

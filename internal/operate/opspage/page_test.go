@@ -1126,6 +1126,23 @@ func TestDownload(t *testing.T) {
 	}
 }
 
+// A browser removes the line breaks of a text field, and people do not see blanks at its ends. A field that nobody has changed stays as it is.
+func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x"}
+	form := url.Values{
+		"id": {"e1"}, "version": {"0"}, "_count": {"-1"}, "was.key": {" 42"}, "set.key": {" 42"},
+		"was.subject": {"a\r\nb "}, "set.subject": {"ab "}, "was.type": {"Paid"}, "set.type": {" Refunded "},
+		"replace-payload": {"1"}, "payload": {"{}"},
+	}
+	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+	if len(d.edit.Fields) != 1 || d.edit.Fields["type"] != "Refunded" || len(d.edit.Unset) > 0 || string(d.edit.Payload) != "{}" {
+		t.Errorf("%+v, want the type and the payload", d.edit)
+	}
+}
+
 // manyLetters has more letters than a page.
 type manyLetters struct {
 	letterUseCases
