@@ -120,10 +120,12 @@ func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rej
 	outcome.Rejection, outcome.Topic, outcome.Partition, outcome.Topics = *why, result.Topic, result.Partition, left
 	outcome.failure = failed{why.Class, why.Reason, result.Topic}
 
+	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them. The attempt delays the next one, but
+	// does not count for them.
+	outcome.uncounted = len(left) != len(outcome.Rejected)
 	// The first attempt of an envelope that is not stored yet is counted when it is.
-	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
-	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
-	if len(left) != len(outcome.Rejected) || !why.Class.DeadAtOnce() && !exhausted {
+	exhausted := outcome.Doc != nil && outcome.countedBefore()+1 >= l.config.MaxAttempts
+	if outcome.uncounted || !why.Class.DeadAtOnce() && !exhausted {
 		outcome.End, outcome.Reason = Retrying, waiting.Retry
 		return
 	}
@@ -132,7 +134,7 @@ func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rej
 	if why.Class.DeadAtOnce() {
 		return
 	}
-	attempts := outcome.Doc.Attempts
+	attempts := outcome.countedBefore()
 	outcome.Rejection = record.Rejection{
 		Class:  record.AttemptsExhausted,
 		Reason: fmt.Sprintf("%d attempts failed, the last one with: %s", attempts+1, why.Reason),
@@ -141,3 +143,6 @@ func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rej
 		outcome.Rejection.Reason = onlyAttemptText + why.Reason
 	}
 }
+
+// countedBefore returns the attempts of a stored envelope that may make it dead, without this one.
+func (o *Outcome) countedBefore() int { return int(o.Doc.Attempts - o.Doc.Uncounted) }

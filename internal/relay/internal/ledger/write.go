@@ -94,6 +94,9 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 
 	if outcome.End == Retrying {
 		entry.Attempts = 1
+		if outcome.uncounted {
+			entry.Uncounted = 1
+		}
 		entry.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
 		failure := l.attemptOf(outcome)
 		entry.Error = &failure
@@ -188,6 +191,10 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 		failure := l.attemptOf(outcome)
 		change.Failure = &failure
 		change.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(document.Attempts)))
+		change.Uncounted = document.Uncounted
+		if outcome.uncounted {
+			change.Uncounted++
+		}
 	}
 
 	// The document is correct already: nothing has changed since it was read.

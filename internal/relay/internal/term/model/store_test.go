@@ -48,6 +48,7 @@ func (d *stored) marshal(w *world) bson.Raw {
 		{Key: "reason", Value: d.Reason},
 		{Key: "origin", Value: d.Origin},
 		{Key: "attempts", Value: d.Attempts},
+		{Key: "uncounted", Value: d.Uncounted},
 	}
 	if d.NextAt != 0 {
 		doc = append(doc, bson.E{Key: "nextAt", Value: bson.DateTime(d.NextAt)})
@@ -259,6 +260,9 @@ func (b *book) apply(outcome *ledger.Outcome) *waiting.Entry {
 		document.Pending, document.Reason = slices.Clone(outcome.Topics), outcome.Reason
 		if outcome.End == ledger.Retrying {
 			document.Attempts++
+			if len(outcome.Topics) != len(outcome.Rejected) {
+				document.Uncounted++
+			}
 			document.NextAt = w.clockMS() + 1000
 		}
 	case outcome.End == ledger.Dead:
@@ -287,6 +291,9 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	}
 	if outcome.End == ledger.Retrying {
 		entry.Attempts, entry.NextAt = 1, w.clock().Add(time.Second)
+		if outcome.Claim != nil && len(outcome.Topics) != len(outcome.Rejected) {
+			entry.Uncounted = 1
+		}
 	}
 
 	document := &stored{entry.Document()}
