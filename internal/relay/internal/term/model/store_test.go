@@ -217,11 +217,6 @@ func (b *book) prepare(outcome *ledger.Outcome) {
 	if b.isRejected(outcome) {
 		outcome.End = ledger.Dead
 		outcome.Rejection = record.Rejection{Class: record.Malformed, Reason: "MongoDB cannot store it"}
-		// A letter names a topic only if it stands for no other.
-		outcome.Topic = ""
-		if len(outcome.Topics) == 1 || b.w.undo == letterOfOneTopic {
-			outcome.Topic = outcome.Topics[0]
-		}
 	}
 }
 
@@ -304,11 +299,24 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	return entry
 }
 
-// bury stores a dead letter. One that exists stays as it is.
+// bury stores the dead letters of an envelope, one for each topic. One that exists stays as it is.
 func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos string) {
+	topics := outcome.Topics
+	switch {
+	case len(topics) == 0:
+		topics = []string{outcome.Topic}
+	case w.undo == letterOfOneTopic:
+		topics = topics[:1]
+	}
+	for _, topic := range topics {
+		w.buryFor(topic, outcome, ns, raw, pos)
+	}
+}
+
+func (w *world) buryFor(topic string, outcome *ledger.Outcome, ns string, raw bson.Raw, pos string) {
 	s := w.specOf(raw)
 	prepared, err := letters.Prepare(letters.Letter{
-		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: outcome.Topic, Pos: pos,
+		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: topic, Pos: pos,
 		Origin: waiting.OriginStream,
 	})
 	if err != nil {
@@ -320,10 +328,10 @@ func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos strin
 	}
 	if _, exists := w.letters[id]; !exists {
 		w.letters[id] = letter{s.number, letters.Mark{
-			NS: ns, ID: raw.Lookup("_id"), Pos: pos, Stamp: outboxes.Stamp(raw), Topic: outcome.Topic, MovedAt: w.clock(),
+			NS: ns, ID: raw.Lookup("_id"), Pos: pos, Stamp: outboxes.Stamp(raw), Topic: topic, MovedAt: w.clock(),
 		}}
 	}
-	w.logf("%s is dead for %q: %s", s, outcome.Topic, outcome.Rejection.Class)
+	w.logf("%s is dead for %q: %s", s, topic, outcome.Rejection.Class)
 }
 
 // specOf returns the event of an envelope.
