@@ -10,12 +10,6 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
 )
 
-// failed is the latest failure of an outcome, before it may become AttemptsExhausted.
-type failed struct {
-	Class         record.Class
-	Reason, Topic string
-}
-
 // Decide returns the outcome of a send of the waiting envelope document, whose targets all have their results (N17). topics are the
 // topics that the envelope waits for.
 func (l *Ledger) Decide(document *waiting.Document, topics []string, results []record.Result) *Outcome {
@@ -48,7 +42,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	for _, a := range results {
 		switch {
 		case a.Rejection != nil:
-			outcome.Rejected = append(outcome.Rejected, a.Topic)
+			outcome.Rejected, outcome.results = append(outcome.Rejected, a.Topic), append(outcome.results, a)
 			// As long as a further attempt may succeed in one of the topics, the envelope does not die.
 			if rejection == nil || rejection.Class.DeadAtOnce() && !a.Rejection.Class.DeadAtOnce() {
 				rejection, rejectedBy = a.Rejection, a
@@ -106,10 +100,10 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	result := record.Result{Partition: record.AnyPartition}
-	// The other topics of an envelope that waits for one have it, or still get it.
-	if outcome.Doc != nil && len(outcome.Doc.Pending) == 1 {
-		result.Topic = outcome.Doc.Pending[0]
+	result := record.Result{Partition: record.AnyPartition, Rejection: why}
+	outcome.results = append(outcome.results, result)
+	for _, topic := range topics {
+		outcome.results = append(outcome.results, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
 	}
 	l.decideRejected(outcome, topics, why, result)
 	return outcome
@@ -118,26 +112,36 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 // decideRejected decides between a further attempt and the dead letters.
 func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rejection, result record.Result) {
 	outcome.Rejection, outcome.Topic, outcome.Partition, outcome.Topics = *why, result.Topic, result.Partition, left
-	outcome.failure = failed{why.Class, why.Reason, result.Topic}
 
+	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them. The attempt delays the next one, but
+	// does not count for them.
+	outcome.uncounted = len(left) != len(outcome.Rejected)
 	// The first attempt of an envelope that is not stored yet is counted when it is.
-	exhausted := outcome.Doc != nil && int(outcome.Doc.Attempts)+1 >= l.config.MaxAttempts
-	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to them.
-	if len(left) != len(outcome.Rejected) || !why.Class.DeadAtOnce() && !exhausted {
+	exhausted := outcome.Doc != nil && outcome.countedBefore()+1 >= l.config.MaxAttempts
+	if outcome.uncounted || !why.Class.DeadAtOnce() && !exhausted {
 		outcome.End, outcome.Reason = Retrying, waiting.Retry
 		return
 	}
 
-	outcome.End = Dead
+	outcome.End, outcome.Rejection = Dead, outcome.lastRejection(why)
+}
+
+// lastRejection returns why an envelope is dead that a topic rejected with why.
+func (o *Outcome) lastRejection(why *record.Rejection) record.Rejection {
 	if why.Class.DeadAtOnce() {
-		return
+		return *why
 	}
-	attempts := outcome.Doc.Attempts
-	outcome.Rejection = record.Rejection{
-		Class:  record.AttemptsExhausted,
-		Reason: fmt.Sprintf("%d attempts failed, the last one with: %s", attempts+1, why.Reason),
+	last := record.Rejection{Class: record.AttemptsExhausted, Reason: onlyAttemptText + why.Reason}
+	if before := o.countedBefore(); before > 0 {
+		last.Reason = fmt.Sprintf("%d attempts failed, the last one with: %s", before+1, why.Reason)
 	}
-	if attempts == 0 {
-		outcome.Rejection.Reason = onlyAttemptText + why.Reason
+	return last
+}
+
+// countedBefore returns the attempts that may make the envelope dead, without this one.
+func (o *Outcome) countedBefore() int {
+	if o.Doc == nil {
+		return 0
 	}
+	return int(o.Doc.Attempts - o.Doc.Uncounted)
 }

@@ -255,7 +255,7 @@ const isolatePause = time.Second
 // writeAsLetter writes an outcome that MongoDB rejects as a dead letter. If MongoDB rejects the letter as well, it writes a letter
 // with the id and the reason only.
 func (l *Ledger) writeAsLetter(ctx context.Context, outcome *Outcome, rejection error) error {
-	isLetter := outcome.letter != nil || outcome.Doc != nil && outcome.End == Dead
+	isLetter := outcome.letters != nil || outcome.Doc != nil && outcome.End == Dead
 	if !isLetter {
 		if err := l.rejectToStore(outcome, rejection); err != nil {
 			return err
@@ -267,7 +267,10 @@ func (l *Ledger) writeAsLetter(ctx context.Context, outcome *Outcome, rejection 
 		rejection = err
 	}
 
-	outcome.letter = letters.Minimal(l.newLetter(outcome, nil), rejection)
+	outcome.letters = nil
+	for _, letter := range outcome.splitLetter(l.newLetter(outcome, nil)) {
+		outcome.letters = append(outcome.letters, letters.Minimal(letter, rejection))
+	}
 	return l.writeAlone(ctx, outcome)
 }
 
@@ -293,7 +296,7 @@ func (l *Ledger) writeAlone(ctx context.Context, outcome *Outcome) (rejection er
 func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
 	// The letter of a stored envelope is made of its document, within the transaction.
 	if outcome.Doc != nil {
-		outcome.End, outcome.change = Dead, nil
+		outcome.End, outcome.change, outcome.results = Dead, nil, nil
 		outcome.Rejection.Reason = "MongoDB cannot store its fate: " + rejection.Error()
 		if outcome.Rejection.Class == "" {
 			outcome.Rejection.Class = record.Malformed
@@ -304,15 +307,12 @@ func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
 	// The class of an earlier failure explains the letter better.
 	if outcome.Rejection.Class == "" {
 		outcome.Rejection.Class = record.Malformed
-		if len(outcome.Topics) == 1 {
-			outcome.Topic = outcome.Topics[0]
-		}
 	}
 	outcome.Rejection.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
-	outcome.End, outcome.entry = Dead, nil
+	outcome.End, outcome.entry, outcome.results = Dead, nil, nil
 
 	var err error
-	outcome.letter, err = letters.Prepare(l.newLetter(outcome, nil))
+	outcome.letters, err = outcome.prepareLetters(l.newLetter(outcome, nil))
 	return err
 }
 
@@ -347,10 +347,8 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 		if o.entry != nil {
 			entered = append(entered, o.entry)
 		}
-		if o.letter != nil {
-			l.config.Log.Warn("an envelope is dead", "collection", o.namespace(), "id", letters.IDText(o.envelopeID()),
-				"class", string(o.Rejection.Class), "reason", o.Rejection.Reason, "topic", o.Topic)
-			l.reportGivenUp(o)
+		for _, letter := range o.letters {
+			l.reportGivenUp(o, letter)
 		}
 		if o.Stored != nil {
 			o.Stored(o)
@@ -365,14 +363,18 @@ func (l *Ledger) releaseOutcomes(part []*Outcome) {
 	}
 }
 
-// reportGivenUp calls GivenUp for an outcome with a letter.
-func (l *Ledger) reportGivenUp(outcome *Outcome) {
+// reportGivenUp logs a letter of outcome, and calls GivenUp for it.
+func (l *Ledger) reportGivenUp(outcome *Outcome, letter *letters.Prepared) {
+	why, topic := letter.Rejection()
+	l.config.Log.Warn("an envelope is dead", "collection", outcome.namespace(), "id", letters.IDText(outcome.envelopeID()),
+		"class", string(why.Class), "reason", why.Reason, "topic", topic)
 	if l.config.GivenUp == nil {
 		return
 	}
+
 	given := notices.GivenUp{
-		Letter: outcome.letter.ID(), Collection: outcome.namespace(), ID: letters.IDText(outcome.envelopeID()), Topic: outcome.Topic,
-		Class: string(outcome.Rejection.Class), Reason: outcome.Rejection.Reason,
+		Letter: letter.ID(), Collection: outcome.namespace(), ID: letters.IDText(outcome.envelopeID()), Topic: topic,
+		Class: string(why.Class), Reason: why.Reason,
 	}
 	if outcome.Doc != nil {
 		given.Delivery = int(outcome.Doc.Delivery)
@@ -422,9 +424,13 @@ func (o *Outcome) envelopeID() bson.RawValue {
 // estimateSize returns about how many bytes of a transaction the outcome takes.
 func (o *Outcome) estimateSize() int {
 	size := len(o.Raw) + len(o.Key) + 512
-	// The letter of a waiting envelope has all of it.
-	if o.Doc != nil && o.End == Dead {
+	if o.End != Dead {
+		return size
+	}
+
+	// The letter of a waiting envelope has all of it, and there is one for each topic.
+	if o.Doc != nil {
 		size += o.Doc.Size
 	}
-	return size
+	return size * max(1, len(o.Topics))
 }

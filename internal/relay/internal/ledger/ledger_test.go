@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
@@ -161,6 +162,56 @@ func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 		if o := l.Rejected(&waiting.Document{}, []string{"a"}, &record.Rejection{Class: record.Dropped}); o.End != Dropped {
 			t.Errorf("an envelope that a rule drops is %v", o.End)
 		}
+	}
+}
+
+// N17: while a topic is parked, the rejections by another topic delay the next attempt. They use up no attempt of the parked topic.
+func TestN17_RejectionsBesideAParkedTopicUseNoAttempts(t *testing.T) {
+	t.Parallel()
+	for name, class := range map[string]record.Class{"final": record.MessageTooLarge, "for now": record.RecordRejected} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setUp(t)
+			b.config.MaxAttempts = 3
+			l := New(b.config)
+			both := []string{"a", "b"}
+			b.enter(1, func(e *waiting.Entry) { e.Pending = both })
+			read := func() *waiting.Document {
+				t.Helper()
+				raw, err := b.waiting.FindOne(t.Context(), bson.D{}).Raw()
+				if errors.Is(err, mongo.ErrNoDocuments) {
+					return nil
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				document := waiting.ReadDocument(raw)
+				return &document
+			}
+			send := func(results ...record.Result) *waiting.Document {
+				t.Helper()
+				b.store(l.Decide(read(), both, results))
+				return read()
+			}
+			ofA := record.Result{Topic: "a", Rejection: &record.Rejection{Class: class, Reason: "no"}}
+			for range 6 {
+				send(ofA, record.Result{Topic: "b", Held: record.ErrParked})
+			}
+			// The pause grows with the attempts.
+			if document := read(); document.Attempts != 6 || document.NextAt == 0 {
+				t.Errorf("%d attempts, the next one at %d", document.Attempts, document.NextAt)
+			}
+
+			ofB := record.Result{Topic: "b", Rejection: newRejection("not now")}
+			for attempt := range 2 {
+				if send(ofA, ofB) == nil {
+					t.Fatalf("it is dead after %d rejections by the topic that was parked", attempt+1)
+				}
+			}
+			if send(ofA, ofB) != nil {
+				t.Error("it waits after three rejections")
+			}
+		})
 	}
 }
 

@@ -83,10 +83,11 @@ type Outcome struct {
 	// waiting envelope may be dead or gone. It must not block. May be nil.
 	Stored func(o *Outcome)
 
-	failure failed            // the attempt of a waiting envelope that failed
-	entry   *waiting.Entry    // to be stored as waiting
-	letter  *letters.Prepared // to be stored as a dead letter
-	change  *waiting.Change   // of the stored document
+	results   []record.Result     // the rejections of topics
+	uncounted bool                // another topic still waits
+	entry     *waiting.Entry      // to be stored as waiting
+	letters   []*letters.Prepared // to be stored as dead letters
+	change    *waiting.Change     // of the stored document
 }
 
 // Headers identify the envelope of a record that the sink gave back. It has no image: it is read again by the number of its event, or from

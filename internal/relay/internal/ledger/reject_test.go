@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,41 +96,68 @@ func TestN16_ARejectedEnvelopeIsIsolated(t *testing.T) {
 	}
 }
 
-// The letter of an envelope that waits for several topics names none of them: the next owner would send to the others, after later events of
-// the key, and nobody would know that they do not have it.
-func TestN16_TheLetterOfARejectedEnvelopeStandsForAllItsTopics(t *testing.T) {
+// An envelope that waits for several topics and cannot be stored leaves a letter for each of them, and none for others, which may have it.
+func TestN16_ARejectedEnvelopeLeavesALetterForEachTopicForWhichItWaits(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	b.validate(b.waiting, without("envelope.payload", "poison"))
 	several, one := b.newEnvelope(1, bson.E{Key: "payload", Value: "poison"}), b.newEnvelope(2, bson.E{Key: "payload", Value: "poison"})
 	several.Topics = []string{"a", "b"}
 	b.store(several, one)
-	if topic := b.letterOf(1).Topic; topic != "" {
-		t.Errorf("the letter of an envelope that waited for two topics names %q", topic)
+	b.checkLetters(1, "a malformed", "b malformed")
+	b.checkLetters(2, "a malformed")
+}
+
+// N17: an envelope that dies leaves a letter for each topic that rejected it, with its own reason, and for each topic for which it waited.
+func TestN17_ADeadEnvelopeLeavesALetterForEachTopicThatDoesNotHaveIt(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.config.MaxAttempts, b.twice = 3, true
+	l := New(b.config)
+	rejected := func(topic string, class record.Class) record.Result {
+		return record.Result{Topic: topic, Partition: 3, Rejection: &record.Rejection{Class: class, Reason: "no"}}
 	}
-	if topic := b.letterOf(2).Topic; topic != "a" {
-		t.Errorf("the letter of an envelope that waited for topic a names %q", topic)
+	waitsFor := func(topics ...string) func(*waiting.Entry) {
+		return func(e *waiting.Entry) { e.Pending, e.Attempts = topics, 2 }
+	}
+	stored, exhausted := b.enter(1, waitsFor("a", "b", "c")), b.enter(2, waitsFor("a", "b"))
+	claimed := b.newEnvelope(3)
+	expired := &record.Rejection{Class: record.Expired, Reason: "late"}
+	some, all := b.enter(4, waitsFor("b", "c")), b.enter(5, waitsFor())
+	b.store(
+		l.Decide(stored, stored.Pending, []record.Result{rejected("a", record.MessageTooLarge), rejected("b", record.NotAllowed), {Topic: "c"}}),
+		l.Decide(exhausted, exhausted.Pending, []record.Result{rejected("a", record.MessageTooLarge), rejected("b", record.RecordRejected)}),
+		l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil,
+			[]record.Result{rejected("a", record.MessageTooLarge), rejected("b", record.NotAllowed)}),
+		l.Rejected(some, some.Pending, expired),
+		l.Rejected(all, all.Pending, expired),
+	)
+
+	b.checkLetters(1, "a message_too_large", "b not_allowed")
+	b.checkLetters(2, "a message_too_large", "b attempts_exhausted")
+	b.checkLetters(3, "a message_too_large", "b not_allowed")
+	b.checkLetters(4, "b expired", "c expired")
+	b.checkLetters(5, " expired")
+	for _, letter := range b.lettersOf(2) {
+		if last := letter.Attempts[len(letter.Attempts)-1]; last.Topic != letter.Topic || letter.Partition == nil || *letter.Partition != 3 {
+			t.Errorf("the letter for %s has the attempt %+v, partition %v", letter.Topic, last, letter.Partition)
+		}
+	}
+	if n := b.count(b.waiting, bson.D{}); n != 0 {
+		t.Errorf("%d wait", n)
 	}
 }
 
-// N17: the same holds for the letter of an event that two of its topics reject.
-func TestN17_TheLetterOfTwoRejectionsStandsForBothTopics(t *testing.T) {
-	t.Parallel()
-	b := setUp(t)
-	l := New(b.config)
-	tooLarge := func(topic string) record.Result {
-		return record.Result{Topic: topic, Partition: 3, Rejection: &record.Rejection{Class: record.MessageTooLarge, Reason: "large"}}
+// checkLetters checks the topics and classes of the letters of an envelope.
+func (b *bench) checkLetters(n int, want ...string) {
+	b.t.Helper()
+	var got []string
+	for _, letter := range b.lettersOf(n) {
+		got = append(got, letter.Topic+" "+string(letter.Class))
 	}
-	stored, claimed := b.enter(1, func(e *waiting.Entry) { e.Pending = []string{"a", "b", "c"} }), b.newEnvelope(2)
-	b.store(
-		l.Decide(stored, stored.Pending, []record.Result{tooLarge("a"), tooLarge("b"), {Topic: "c"}}),
-		l.DecideClaim(nil, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil, []record.Result{tooLarge("a"), tooLarge("b")}),
-	)
-
-	for n := 1; n <= 2; n++ {
-		if letter := b.letterOf(n); letter.Topic != "" || letter.Partition != nil {
-			t.Errorf("envelope %d: the letter names %q %v", n, letter.Topic, letter.Partition)
-		}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		b.t.Errorf("envelope %d has letters for %q, want %q", n, got, want)
 	}
 }
 

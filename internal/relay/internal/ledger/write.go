@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -18,7 +19,7 @@ import (
 // prepare decides how each outcome of a part is stored.
 func (l *Ledger) prepare(ctx context.Context, part []*Outcome) error {
 	for _, o := range part {
-		if o.entry != nil || o.letter != nil || o.change != nil {
+		if o.entry != nil || o.letters != nil || o.change != nil {
 			continue
 		}
 		if o.Doc != nil {
@@ -62,7 +63,7 @@ func (l *Ledger) prepareNew(outcome *Outcome) (err error) {
 		outcome.End = Dead
 		outcome.Rejection = record.Rejection{Class: record.AttemptsExhausted, Reason: onlyAttemptText + outcome.Rejection.Reason}
 	}
-	outcome.letter, err = letters.Prepare(l.newLetter(outcome, attempts))
+	outcome.letters, err = outcome.prepareLetters(l.newLetter(outcome, attempts))
 	return err
 }
 
@@ -94,6 +95,9 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 
 	if outcome.End == Retrying {
 		entry.Attempts = 1
+		if outcome.uncounted {
+			entry.Uncounted = 1
+		}
 		entry.NextAt = l.config.Now().Add(l.config.Backoff.Delay(0))
 		failure := l.attemptOf(outcome)
 		entry.Error = &failure
@@ -108,11 +112,6 @@ func (l *Ledger) attemptOf(outcome *Outcome) record.Attempt {
 
 // newLetter returns the dead letter of outcome, an envelope that is not in the store.
 func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.Letter {
-	// A letter without a topic stands for all. If it named one of several, the next owner, a replay and a requeue would take the event as sent
-	// to the others.
-	if len(outcome.Topics) > 1 {
-		outcome.Topic, outcome.Partition = "", record.AnyPartition
-	}
 	letter := letters.Letter{
 		Watcher:   l.config.Store.Watcher(),
 		NS:        outcome.namespace(),
@@ -145,6 +144,47 @@ func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.
 		}
 	}
 	return letter
+}
+
+// splitLetter returns a letter for each topic for which the envelope is dead. A letter without a topic stands for all topics: the next owner,
+// a replay and a requeue would take the event as dead for those that have it, or are still to get it.
+func (o *Outcome) splitLetter(letter letters.Letter) (list []letters.Letter) {
+	topics := o.Topics
+	if len(topics) == 0 {
+		topics = []string{o.Topic}
+	}
+
+	for _, topic := range topics {
+		ofTopic := letter
+		if topic != letter.Topic {
+			ofTopic.Topic, ofTopic.Partition = topic, record.AnyPartition
+		}
+		// Each topic has its own reason.
+		if i := slices.IndexFunc(o.results, func(result record.Result) bool { return result.Topic == topic }); i >= 0 {
+			result := &o.results[i]
+			why := o.lastRejection(result.Rejection)
+			ofTopic.Class, ofTopic.Reason, ofTopic.Partition = why.Class, why.Reason, result.Partition
+			if last := len(letter.Attempts) - 1; last >= 0 {
+				attempt := letter.Attempts[last]
+				attempt.Class, attempt.Reason, attempt.Topic = result.Rejection.Class, result.Rejection.Reason, topic
+				ofTopic.Attempts = append(slices.Clone(letter.Attempts[:last]), attempt)
+			}
+		}
+		list = append(list, ofTopic)
+	}
+	return list
+}
+
+// prepareLetters returns the letters that splitLetter makes of letter, ready to be stored.
+func (o *Outcome) prepareLetters(letter letters.Letter) (list []*letters.Prepared, err error) {
+	for _, ofTopic := range o.splitLetter(letter) {
+		prepared, err := letters.Prepare(ofTopic)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, prepared)
+	}
+	return list, nil
 }
 
 // numberUnstamped gives positions to swept envelopes without a stamp of the server, in the order of their decisions, which is
@@ -188,6 +228,10 @@ func (l *Ledger) prepareStored(outcome *Outcome) {
 		failure := l.attemptOf(outcome)
 		change.Failure = &failure
 		change.NextAt = l.config.Now().Add(l.config.Backoff.Delay(int(document.Attempts)))
+		change.Uncounted = document.Uncounted
+		if outcome.uncounted {
+			change.Uncounted++
+		}
 	}
 
 	// The document is correct already: nothing has changed since it was read.
@@ -209,9 +253,7 @@ func (l *Ledger) placesToStore(outcome *Outcome) []outboxes.Place {
 func (l *Ledger) writeState(ctx context.Context, part []*Outcome) error {
 	var prepared []*letters.Prepared
 	for _, o := range part {
-		if o.letter != nil {
-			prepared = append(prepared, o.letter)
-		}
+		prepared = append(prepared, o.letters...)
 	}
 	// A process may die in between. Chunks without a letter do no harm, but a letter without its chunks cannot be read.
 	if err := letters.WriteChunks(ctx, l.config.Fencer, l.config.Letters, prepared); err != nil {
@@ -248,14 +290,14 @@ type writeSet struct {
 	letters []*letters.Prepared
 	claims  waiting.ClaimChange
 
-	complete bool                           // each document was found
-	dead     map[*Outcome]*letters.Prepared // of dying, as of the latest run
-	tried    map[*Outcome]*letters.Prepared // of dying, as of any run
-	spared   map[*Outcome]bool              // dying, but an operator has given it further attempts
+	complete bool                             // each document was found
+	dead     map[*Outcome][]*letters.Prepared // of dying, as of the latest run
+	tried    map[*Outcome][]*letters.Prepared // of dying, as of any run
+	spared   map[*Outcome]bool                // dying, but an operator has given it further attempts
 }
 
 func newWriteSet(part []*Outcome) *writeSet {
-	set := &writeSet{tried: map[*Outcome]*letters.Prepared{}}
+	set := &writeSet{tried: map[*Outcome][]*letters.Prepared{}}
 	for _, o := range part {
 		if at := o.Claim; at != nil && at.Ends {
 			set.claims.End(at.ID)
@@ -268,12 +310,12 @@ func newWriteSet(part []*Outcome) *writeSet {
 			set.entries = append(set.entries, *o.entry)
 		case o.change != nil:
 			set.changed = append(set.changed, o)
-		case o.Doc != nil && o.letter != nil:
-			// The letter of a document whose envelope cannot be stored as one.
-			set.letters = append(set.letters, o.letter)
+		case o.Doc != nil && o.letters != nil:
+			// The letters of a document whose envelope cannot be stored as one.
+			set.letters = append(set.letters, o.letters...)
 			set.removed = append(set.removed, o)
-		case o.letter != nil:
-			set.letters = append(set.letters, o.letter)
+		case o.letters != nil:
+			set.letters = append(set.letters, o.letters...)
 		case o.Doc != nil && o.End == Dead:
 			set.dying = append(set.dying, o)
 		case o.Doc != nil && !o.End.Waits() && o.End != Gone:
@@ -341,8 +383,8 @@ func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 	}
 
 	var dead []*letters.Prepared
-	for _, p := range set.dead {
-		dead = append(dead, p)
+	for _, list := range set.dead {
+		dead = append(dead, list...)
 	}
 	coll := mongodb.InClient(client, l.config.Letters)
 	// The chunks of the other letters exist already.
@@ -354,7 +396,7 @@ func (l *Ledger) writeSet(tx context.Context, set *writeSet) error {
 
 // readDying makes the letters of the dying envelopes, which are not kept in memory while they are in flight.
 func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, set *writeSet) error {
-	set.dead, set.spared = map[*Outcome]*letters.Prepared{}, map[*Outcome]bool{}
+	set.dead, set.spared = map[*Outcome][]*letters.Prepared{}, map[*Outcome]bool{}
 	byID := map[[waiting.IDSize]byte]*Outcome{}
 	var ids [][waiting.IDSize]byte
 	for _, o := range set.dying {
@@ -372,7 +414,7 @@ func (l *Ledger) readDying(tx context.Context, store *mongo.Collection, set *wri
 		}
 
 		var err error
-		set.dead[outcome], err = letters.Prepare(l.letterOfStored(outcome, &document))
+		set.dead[outcome], err = outcome.prepareLetters(l.letterOfStored(outcome, &document))
 		set.tried[outcome] = set.dead[outcome]
 		return err
 	})
@@ -385,7 +427,6 @@ func (l *Ledger) letterOfStored(outcome *Outcome, document *waiting.Document) le
 	letter.Slot = waiting.SlotOf(letter.Raw)
 	if len(document.History) > 0 || outcome.Rejection.Class == record.AttemptsExhausted {
 		last := l.attemptOf(outcome)
-		last.Class, last.Reason, last.Topic = outcome.failure.Class, outcome.failure.Reason, outcome.failure.Topic
 		letter.Attempts = append(document.History, last)
 	}
 	return letter
@@ -397,7 +438,7 @@ func (l *Ledger) applyDead(ctx context.Context, set *writeSet) error {
 	var doubtful bson.A
 	for _, o := range set.dying {
 		if set.dead[o] == nil && !set.spared[o] && set.tried[o] != nil {
-			doubtful = append(doubtful, set.tried[o].ID())
+			doubtful = append(doubtful, set.tried[o][0].ID())
 		}
 	}
 	written := map[string]bool{}
@@ -415,11 +456,11 @@ func (l *Ledger) applyDead(ctx context.Context, set *writeSet) error {
 	for _, o := range set.dying {
 		switch prepared := set.dead[o]; {
 		case prepared != nil:
-			o.letter = prepared
+			o.letters = prepared
 		case set.spared[o]:
 			o.End = Waiting
-		case set.tried[o] != nil && written[set.tried[o].ID()]:
-			o.letter = set.tried[o]
+		case set.tried[o] != nil && written[set.tried[o][0].ID()]:
+			o.letters = set.tried[o]
 		default:
 			o.End = Gone
 		}

@@ -37,6 +37,11 @@ type Prepared struct {
 // ID returns the `_id` of the letter.
 func (p *Prepared) ID() string { return p.dead.ID }
 
+// Rejection returns why the envelope is dead, and the topic; "" stands for all topics.
+func (p *Prepared) Rejection() (why record.Rejection, topic string) {
+	return record.Rejection{Class: p.dead.Class, Reason: p.dead.Reason}, p.dead.Topic
+}
+
 // Size returns roughly how many bytes the letter, without its chunks, adds to a transaction.
 func (p *Prepared) Size() int {
 	return len(p.dead.Envelope) + len(p.dead.Reason) + len(p.dead.Pos) + len(p.dead.Key) + 1024 + len(p.dead.Attempts)*256

@@ -24,9 +24,10 @@ type Change struct {
 
 	// Failure is a failed attempt. Attempts is the number of attempts before it, and NextAt is the time of the next one. If an operator
 	// has reset the attempts since, the change has no effect except on topics and places.
-	Failure  *record.Attempt
-	Attempts int32
-	NextAt   time.Time
+	Failure   *record.Attempt
+	Attempts  int32
+	Uncounted int32 // with this attempt, as in a Document
+	NextAt    time.Time
 }
 
 // appendModels appends the statements of the change. A repetition has no second effect.
@@ -56,6 +57,9 @@ func (c *Change) appendModels(models []mongo.WriteModel) []mongo.WriteModel {
 		filter = append(filter, bson.E{Key: "attempts", Value: c.Attempts})
 		set = bson.D{
 			{Key: "reason", Value: c.Reason}, {Key: "attempts", Value: c.Attempts + 1}, {Key: "nextAt", Value: c.NextAt}, {Key: "error", Value: failure},
+		}
+		if c.Uncounted > 0 {
+			set = append(set, bson.E{Key: "uncounted", Value: c.Uncounted})
 		}
 		history := bson.D{{Key: "$each", Value: bson.A{failure}}, {Key: "$slice", Value: -record.KeptAttempts}}
 		update = bson.D{{Key: "$push", Value: bson.D{{Key: "history", Value: history}}}}

@@ -25,6 +25,7 @@ type Document struct {
 	Origin      string
 	NextAt      int64 // Unix milliseconds; 0: when its turn comes
 	Attempts    int32
+	Uncounted   int32            // of the attempts: another topic was still waiting, so they do not make the envelope dead
 	Error       *record.Attempt  // the latest failed attempt; nil if there is none, or it was not read
 	History     []record.Attempt // the latest failed attempts, oldest first; nil if it was not read
 	Redelivered bool
@@ -93,6 +94,9 @@ func ReadDocument(raw bson.Raw) (document Document) {
 		case "attempts":
 			n, _ := rawValue.AsInt64OK()
 			document.Attempts = int32(n)
+		case "uncounted":
+			n, _ := rawValue.AsInt64OK()
+			document.Uncounted = int32(n)
 		case "redelivered":
 			document.Redelivered, _ = rawValue.BooleanOK()
 		case "streamMs":

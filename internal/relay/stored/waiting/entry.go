@@ -64,6 +64,7 @@ type Entry struct {
 	Origin      string
 	NextAt      time.Time       // when to send it again, by the server's clock; zero: when its turn comes
 	Attempts    int32           // failed attempts
+	Uncounted   int32           // of these, as in a Document
 	Error       *record.Attempt // the latest failed attempt
 	ReplayOf    string          // the requeue or replay that sends it
 	Redelivered bool            // it may have been sent before; its records are flagged
@@ -100,7 +101,7 @@ func (e *Entry) DocumentID() [IDSize]byte {
 func (e *Entry) Document() Document {
 	document := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
-		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Redelivered: e.Redelivered, StreamMS: e.StreamMS,
+		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Uncounted: e.Uncounted, Redelivered: e.Redelivered, StreamMS: e.StreamMS,
 		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
@@ -142,6 +143,9 @@ func (e *Entry) newDocument(documentID [IDSize]byte) (bson.D, error) {
 	if e.Error != nil {
 		failure := clipReason(e.Error)
 		fields = append(fields, bson.E{Key: "error", Value: failure}, bson.E{Key: "history", Value: bson.A{failure}})
+	}
+	if e.Uncounted > 0 {
+		fields = append(fields, bson.E{Key: "uncounted", Value: e.Uncounted})
 	}
 	if e.ReplayOf != "" {
 		fields = append(fields, bson.E{Key: "replayOf", Value: e.ReplayOf})

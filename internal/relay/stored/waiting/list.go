@@ -129,7 +129,7 @@ func RetryFailed(ctx context.Context, coll *mongo.Collection, query Query, reset
 	if reset {
 		update = append(update,
 			bson.E{Key: "$set", Value: bson.D{{Key: "attempts", Value: int32(0)}}},
-			bson.E{Key: "$unset", Value: bson.D{{Key: "error", Value: ""}}})
+			bson.E{Key: "$unset", Value: bson.D{{Key: "uncounted", Value: ""}, {Key: "error", Value: ""}}})
 	}
 	res, err := mongodb.Majority(coll).UpdateMany(ctx, query.filter(), update)
 	if err != nil {

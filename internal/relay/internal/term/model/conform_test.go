@@ -76,7 +76,7 @@ func (x *twin) storeBoth(build func() []*ledger.Outcome) {
 func (x *twin) compare(when string) {
 	x.t.Helper()
 	describe := func(d *waiting.Document) string {
-		return fmt.Sprintf("%x %s %s %s %v %s %s %d", d.DocumentID, d.NS, d.Key, d.Pos, d.Pending, d.Reason, d.Origin, d.Attempts)
+		return fmt.Sprintf("%x %s %s %s %v %s %s %d %d", d.DocumentID, d.NS, d.Key, d.Pos, d.Pending, d.Reason, d.Origin, d.Attempts, d.Uncounted)
 	}
 	var actual, modeled []string
 	for list, read := range map[*[]string]func(context.Context, *waiting.Scan, int, func(bson.Raw) error) (bool, error){

@@ -48,6 +48,7 @@ func (d *stored) marshal(w *world) bson.Raw {
 		{Key: "reason", Value: d.Reason},
 		{Key: "origin", Value: d.Origin},
 		{Key: "attempts", Value: d.Attempts},
+		{Key: "uncounted", Value: d.Uncounted},
 	}
 	if d.NextAt != 0 {
 		doc = append(doc, bson.E{Key: "nextAt", Value: bson.DateTime(d.NextAt)})
@@ -216,11 +217,6 @@ func (b *book) prepare(outcome *ledger.Outcome) {
 	if b.isRejected(outcome) {
 		outcome.End = ledger.Dead
 		outcome.Rejection = record.Rejection{Class: record.Malformed, Reason: "MongoDB cannot store it"}
-		// A letter names a topic only if it stands for no other.
-		outcome.Topic = ""
-		if len(outcome.Topics) == 1 || b.w.undo == letterOfOneTopic {
-			outcome.Topic = outcome.Topics[0]
-		}
 	}
 }
 
@@ -260,6 +256,9 @@ func (b *book) apply(outcome *ledger.Outcome) *waiting.Entry {
 		document.Pending, document.Reason = slices.Clone(outcome.Topics), outcome.Reason
 		if outcome.End == ledger.Retrying {
 			document.Attempts++
+			if len(outcome.Topics) != len(outcome.Rejected) {
+				document.Uncounted++
+			}
 			document.NextAt = w.clockMS() + 1000
 		}
 	case outcome.End == ledger.Dead:
@@ -289,6 +288,9 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	}
 	if outcome.End == ledger.Retrying {
 		entry.Attempts, entry.NextAt = 1, w.clock().Add(time.Second)
+		if outcome.Claim != nil && len(outcome.Topics) != len(outcome.Rejected) {
+			entry.Uncounted = 1
+		}
 	}
 
 	document := &stored{entry.Document()}
@@ -299,11 +301,24 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	return entry
 }
 
-// bury stores a dead letter. One that exists stays as it is.
+// bury stores the dead letters of an envelope, one for each topic. One that exists stays as it is.
 func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos string) {
+	topics := outcome.Topics
+	switch {
+	case len(topics) == 0:
+		topics = []string{outcome.Topic}
+	case w.undo == letterOfOneTopic:
+		topics = topics[:1]
+	}
+	for _, topic := range topics {
+		w.buryFor(topic, outcome, ns, raw, pos)
+	}
+}
+
+func (w *world) buryFor(topic string, outcome *ledger.Outcome, ns string, raw bson.Raw, pos string) {
 	s := w.specOf(raw)
 	prepared, err := letters.Prepare(letters.Letter{
-		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: outcome.Topic, Pos: pos,
+		Watcher: watcher, NS: ns, Raw: raw, Key: outcome.Key, Class: outcome.Rejection.Class, Reason: outcome.Rejection.Reason, Topic: topic, Pos: pos,
 		Origin: waiting.OriginStream,
 	})
 	if err != nil {
@@ -315,10 +330,10 @@ func (w *world) bury(outcome *ledger.Outcome, ns string, raw bson.Raw, pos strin
 	}
 	if _, exists := w.letters[id]; !exists {
 		w.letters[id] = letter{s.number, letters.Mark{
-			NS: ns, ID: raw.Lookup("_id"), Pos: pos, Stamp: outboxes.Stamp(raw), Topic: outcome.Topic, MovedAt: w.clock(),
+			NS: ns, ID: raw.Lookup("_id"), Pos: pos, Stamp: outboxes.Stamp(raw), Topic: topic, MovedAt: w.clock(),
 		}}
 	}
-	w.logf("%s is dead for %q: %s", s, outcome.Topic, outcome.Rejection.Class)
+	w.logf("%s is dead for %q: %s", s, topic, outcome.Rejection.Class)
 }
 
 // specOf returns the event of an envelope.
