@@ -189,7 +189,7 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 	}
 
 	// If nothing of it was appended, it is divided or rejected now.
-	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.mayReopen(now) {
+	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.takeReopen(now) {
 		l.sink.failLocked(fmt.Errorf("%w with smaller batches: %s", ErrReopen, why))
 	}
 	return why

@@ -316,7 +316,7 @@ func (o *opener) noteObstacle(names []string, err error) {
 func (o *opener) setObstacleLocked(topic *topic, why obstacle, now time.Time) {
 	topic.setObstacle(why, now)
 	// A request that fails for all topics is logged by its caller.
-	if why.kind != kindUnreachable && topic.shouldLog(now, o.creation()) {
+	if why.kind != kindUnreachable && topic.takeLog(now, o.creation()) {
 		o.sink.log.Error("cannot write a topic; its records wait",
 			append(why.logFields(topic.name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
 	}

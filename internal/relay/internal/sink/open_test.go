@@ -153,7 +153,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	first.acks.waitResolved(20)
 
 	// As if a sink had just ended.
-	first.c.mayReopen(time.Now())
+	first.c.takeReopen(time.Now())
 	addPartitions(t, topic, 3)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
@@ -886,7 +886,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if the partition could be read now, soon after another takeover and later.
 	second.EndReread()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
-	second.c.mayReopen(time.Now())
+	second.c.takeReopen(time.Now())
 	if err := k.readQuarantine(t.Context()); err != nil {
 		t.Fatalf("the sink would end with %v, want it to wait", err)
 	}

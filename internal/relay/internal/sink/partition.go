@@ -72,8 +72,8 @@ const (
 	createdAutomatically creation = true
 )
 
-// shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
-func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
+// takeLog reports whether the obstacle has to be logged now. It does so once for each obstacle.
+func (o *obstruction) takeLog(now time.Time, creation creation) bool {
 	if o.obstacle == o.logged || o.isSettling(now, creation, settleTime) {
 		return false
 	}

@@ -108,9 +108,13 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 		return record.ErrPartitionParked
 	}
 
-	if partition.parked && !s.parker.mayProbeLocked(partition, time.Now()) {
-		partition.turnAwayRecord(ticket)
-		return record.ErrPartitionParked
+	if partition.parked {
+		now := time.Now()
+		if !s.parker.mayProbeLocked(partition, now) {
+			partition.turnAwayRecord(ticket)
+			return record.ErrPartitionParked
+		}
+		partition.probedAt = now
 	}
 
 	if mayBeCopy && !partition.quarantine {
