@@ -83,6 +83,7 @@ func replaceHeaders[T any](
 			list = append(list, newHeader(header[0], header[1]))
 			continue
 		}
+
 		list = append(list, rest[same])
 		rest = slices.Delete(rest, same, same+1)
 	}
