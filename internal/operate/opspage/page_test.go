@@ -1143,6 +1143,33 @@ func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
 	}
 }
 
+// brokenLetters fails after 3,000 letters.
+type brokenLetters struct{ deskLetters }
+
+func (b brokenLetters) Discard(ctx context.Context, f admin.DeadFilter, effect admin.Effect, did func(int64)) (admin.DeadDiscarded, error) {
+	if effect == admin.DryRun {
+		return b.deskLetters.Discard(ctx, f, effect, did)
+	}
+	did(3000)
+	return admin.DeadDiscarded{Matched: 5000, Discarded: 3000}, errors.New("the primary is gone")
+}
+
+// The part of an action that was done before it failed stays done, so its page states how much that is.
+func TestAnActionThatFailsHalfwayStatesWhatItDid(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 5000}
+	use := d.useCases()
+	use.Letters = brokenLetters{deskLetters{d}}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return use }})
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "_count": {"5000"}, "_phrase": {"discard 5000"}}
+	_, body := sendRequest(t, site, &operator, "POST", "/act/dead-discard", form)
+	for _, want := range []string{"the primary is gone", "3,000 done until then"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q: %s", want, body)
+		}
+	}
+}
+
 // manyLetters has more letters than a page.
 type manyLetters struct {
 	letterUseCases
