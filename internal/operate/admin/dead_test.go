@@ -510,7 +510,7 @@ func TestAnEditKeepsHeadersThatItDoesNotChange(t *testing.T) {
 	if err != nil || message == nil {
 		t.Fatalf("the message that waits: %+v, %v", message, err)
 	}
-	// The requeue adds headers of its own.
+	// The requeue adds other headers.
 	values := map[string][]byte{}
 	for _, header := range message.Headers {
 		values[header.Key] = header.Value

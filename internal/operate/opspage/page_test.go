@@ -1126,7 +1126,7 @@ func TestDownload(t *testing.T) {
 	}
 }
 
-// A browser removes the line breaks of a text field, and people do not see blanks at its ends. A field that nobody has changed stays as it is.
+// A browser removes the line breaks of a text field, and people do not see blanks at its ends. An unchanged field stays as it is.
 func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x"}
@@ -1138,6 +1138,7 @@ func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
 	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
+
 	if len(d.edit.Fields) != 1 || d.edit.Fields["type"] != "Refunded" || len(d.edit.Unset) > 0 || string(d.edit.Payload) != "{}" {
 		t.Errorf("%+v, want the type and the payload", d.edit)
 	}
