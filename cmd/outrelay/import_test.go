@@ -45,7 +45,7 @@ func TestImportCommand(t *testing.T) {
 		t.Errorf("a second time:\n%s", text)
 	}
 
-	// A row that is left out is named, and the exit code says so.
+	// A row that is left out is named, and the exit code is 1.
 	g.insertDocument(g.outbox.Database().Collection("outbox.messages"), bson.D{
 		{Key: "MessageId", Value: "bad"},
 		{Key: "Headers", Value: "no JSON"},

@@ -26,7 +26,9 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // planted is business data that no entry of the log may carry.
@@ -463,5 +465,57 @@ func TestAnEditOfADeliveryIsNotAppliedToTheNext(t *testing.T) {
 		if _, err := f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{DryRun: true}); err != nil {
 			t.Errorf("%s: an edit of the next delivery: %v", id, err)
 		}
+	}
+}
+
+// An edit replaces all headers as texts. A header that it does not change keeps its value: null stays null, and a string stays a string.
+func TestAnEditKeepsHeadersThatItDoesNotChange(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	header := func(name string, value any) bson.D { return bson.D{{Key: "k", Value: name}, {Key: "v", Value: value}} }
+	edit := admin.DeadEdit{Headers: [][2]string{{"empty", ""}, {"plain", "text"}, {"changed", "new"}}}
+
+	stored := bson.A{header("empty", nil), header("plain", "text"), header("changed", "old")}
+	f.moveToDead(f.a, record.RecordRejected, append(letterOf("d1", "p"), bson.E{Key: "headers", Value: stored}))
+	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "d1", Delivery: -1}, edit, admin.DeadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := f.state.Collection("waiting").FindOne(t.Context(), bson.D{{Key: "id", Value: "d1"}}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := bson.Marshal(bson.D{{Key: "l", Value: bson.A{header("empty", nil), header("plain", "text"), header("changed", bson.Binary{Data: []byte("new")})}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := raw.Lookup("envelope", "headers"); !got.Equal(bson.Raw(want).Lookup("l")) {
+		t.Errorf("headers of the envelope: %s", got)
+	}
+
+	desk, err := deadletter.New(f.a.Database())
+	if err != nil {
+		t.Fatal(err)
+	}
+	letter := &deadletter.Letter{
+		ID: deadletter.ID{Group: "g", Handler: "h", Topic: "orders", Message: "m1"}, Class: deadletter.ClassHandler, Key: []byte("7"), Value: []byte("p"),
+		Headers: []event.Header{{Key: "empty"}, {Key: "plain", Value: []byte("text")}, {Key: "changed", Value: []byte("old")}},
+	}
+	if _, err := desk.Put(t.Context(), module.Key{}, letter, func(context.Context, string) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, edit, admin.DeadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	message, err := setaside.New(f.a.Database(), setaside.DefaultCollection).First(t.Context(), setaside.Place{Handler: "g/h", Topic: "orders"}, setaside.KeyQueue([]byte("7")))
+	if err != nil || message == nil {
+		t.Fatalf("the message that waits: %+v, %v", message, err)
+	}
+	// The requeue adds other headers.
+	values := map[string][]byte{}
+	for _, header := range message.Headers {
+		values[header.Key] = header.Value
+	}
+	if empty, isThere := values["empty"]; !isThere || empty != nil || string(values["plain"]) != "text" || string(values["changed"]) != "new" {
+		t.Errorf("headers of the message: %+v", message.Headers)
 	}
 }

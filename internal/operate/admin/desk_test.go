@@ -554,7 +554,7 @@ func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 	}
 }
 
-// The documents that a clearing counts are those that it removes: letters of other watchers and running replays stay.
+// A clearing counts the documents that it removes: letters of other watchers and running replays stay.
 func TestAClearingCountsWhatItRemoves(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
@@ -565,6 +565,7 @@ func TestAClearingCountsWhatItRemoves(t *testing.T) {
 			}
 		})
 	}
+
 	order := admin.ClearOrder{What: []string{"dead"}, DryRun: true, Force: true}
 	if out, err := f.newDesk().Clear(t.Context(), order); err != nil || out.Found != 2 {
 		t.Errorf("dry run: %+v, %v, want 2", out, err)

@@ -191,10 +191,9 @@ func (e DeadEdit) replaceParts(letter *handlerletters.Letter) error {
 	}
 
 	if e.Headers != nil {
-		letter.Headers = nil
-		for _, h := range e.Headers {
-			letter.Headers = append(letter.Headers, event.Header{Key: h[0], Value: []byte(h[1])})
-		}
+		letter.Headers = replaceHeaders(e.Headers, letter.Headers,
+			func(stored event.Header) (string, string) { return stored.Key, string(stored.Value) },
+			func(name, text string) event.Header { return event.Header{Key: name, Value: []byte(text)} })
 	}
 
 	switch {

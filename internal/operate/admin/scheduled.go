@@ -75,6 +75,7 @@ func listScheduled(ctx context.Context, list []scheduledOutbox, limit int, after
 		names[i] = outbox.ns
 		outboxes[outbox.ns] = outbox
 	}
+
 	lister := collectionLister[Scheduled, string]{
 		count: func(ns string) (int64, error) {
 			n, err := agenda.Count(ctx, outboxes[ns].coll, outboxes[ns].query)

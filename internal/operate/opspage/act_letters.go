@@ -62,8 +62,6 @@ func planRequeue(call *call) (preview, error) {
 
 func (c *call) requeueLetters(filter admin.DeadFilter) (notice, error) {
 	out, err := c.use.Letters.Requeue(c.ctx, filter, c.deadOptions(false), c.did)
-
-	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
 	n := notice{
 		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
 		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",

@@ -1126,7 +1126,7 @@ func TestDownload(t *testing.T) {
 	}
 }
 
-// A browser removes the line breaks of a text field, and people do not see blanks at its ends. A field that nobody has changed stays as it is.
+// A browser removes the line breaks of a text field, and people do not see blanks at its ends. An unchanged field stays as it is.
 func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
 	t.Parallel()
 	d := &desk{text: "x"}
@@ -1138,8 +1138,36 @@ func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
 	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
 		t.Fatalf("%d %s", r.StatusCode, body)
 	}
+
 	if len(d.edit.Fields) != 1 || d.edit.Fields["type"] != "Refunded" || len(d.edit.Unset) > 0 || string(d.edit.Payload) != "{}" {
 		t.Errorf("%+v, want the type and the payload", d.edit)
+	}
+}
+
+// brokenLetters fails after 3,000 letters.
+type brokenLetters struct{ deskLetters }
+
+func (b brokenLetters) Discard(ctx context.Context, f admin.DeadFilter, effect admin.Effect, did func(int64)) (admin.DeadDiscarded, error) {
+	if effect == admin.DryRun {
+		return b.deskLetters.Discard(ctx, f, effect, did)
+	}
+	did(3000)
+	return admin.DeadDiscarded{Matched: 5000, Discarded: 3000}, errors.New("the primary is gone")
+}
+
+// The part of an action that was done before it failed stays done, so its page states how much that is.
+func TestAnActionThatFailsHalfwayStatesWhatItDid(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 5000}
+	use := d.useCases()
+	use.Letters = brokenLetters{deskLetters{d}}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return use }})
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "_count": {"5000"}, "_phrase": {"discard 5000"}}
+	_, body := sendRequest(t, site, &operator, "POST", "/act/dead-discard", form)
+	for _, want := range []string{"the primary is gone", "3,000 done until then"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q: %s", want, body)
+		}
 	}
 }
 
