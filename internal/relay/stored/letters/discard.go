@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -97,73 +98,62 @@ func Discard(
 // removePart removes the letters in part with their chunks, and returns the number of removed
 // letters.
 func removePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query) (int64, error) {
-	ids := make([]string, len(part))
-	var chunks []string
-	for i, p := range part {
-		ids[i] = p.ID
-		for n := range p.Chunks {
-			chunks = append(chunks, chunkID(p.ID, n))
-		}
-	}
-
-	// Chunks first: after a crash between the two deletes, a letter with missing chunks can still
-	// be found. Chunks without their letter could not.
-	if len(chunks) > 0 {
-		if _, err := coll.DeleteMany(ctx, idIn(chunks)); err != nil {
-			return 0, err
-		}
-	}
-
-	// The query is part of the filter because a letter that was requeued since the scan may no
-	// longer match.
-	res, err := coll.DeleteMany(ctx, listing.All(idIn(ids), query.mongoFilter()))
-	if err != nil {
-		return 0, err
-	}
-	return res.DeletedCount, nil
+	return changePart(ctx, coll, part, query, func(tx context.Context, ids, chunks []string) error {
+		_, err := coll.DeleteMany(tx, idIn(slices.Concat(ids, chunks)))
+		return err
+	})
 }
 
 // archivePart moves the letters in part into the archive, and returns their number.
-func (d Discarding) archivePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query) (archived int64, err error) {
-	client := coll.Database().Client()
-	now, err := mongodb.ServerTime(ctx, client)
+func (d Discarding) archivePart(ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query) (int64, error) {
+	now, err := mongodb.ServerTime(ctx, coll.Database().Client())
 	if err != nil {
 		return 0, err
 	}
-	ids := make([]string, len(part))
-	for i, p := range part {
-		ids[i] = p.ID
-	}
 
-	// One transaction, because chunks that expire without their letter would leave it incomplete.
-	err = mongodb.InTransaction(ctx, client, func(tx context.Context) error {
-		// The query is part of the filter because a letter that was requeued since the scan may no longer match.
-		open, err := mongodb.FindAll[scanEntry](tx, coll, "reading "+mongodb.Namespace(coll), listing.All(idIn(ids), query.mongoFilter()),
-			options.Find().SetProjection(mongodb.Fields("chunks")))
-		archived = int64(len(open))
-		if err != nil || archived == 0 {
-			return err
-		}
-
-		var openIDs, chunks []string
-		for _, letter := range open {
-			openIDs = append(openIDs, letter.ID)
-			for n := range letter.Chunks {
-				chunks = append(chunks, chunkID(letter.ID, n))
-			}
-		}
-		until := now.Add(d.Archive)
+	until := now.Add(d.Archive)
+	return changePart(ctx, coll, part, query, func(tx context.Context, ids, chunks []string) error {
 		if len(chunks) > 0 {
 			if _, err := coll.UpdateMany(tx, idIn(chunks), setFields(bson.E{Key: "expireAt", Value: until.Add(chunkGrace)})); err != nil {
 				return err
 			}
 		}
 		// An operator instead of a pipeline: only plain operators keep the bytes of a malformed envelope.
-		_, err = coll.UpdateMany(tx, idIn(openIDs), setFields(
+		_, err := coll.UpdateMany(tx, idIn(ids), setFields(
 			bson.E{Key: "archived", Value: Archived{At: now, Actor: d.Actor}}, bson.E{Key: "expireAt", Value: until}))
 		return err
 	})
-	return archived, err
+}
+
+// changePart calls change with the ids of those letters in part that query still selects, because one of them may have been requeued since
+// the scan, and with the ids of their chunks. It returns the number of the letters. It is one transaction, because a letter without its
+// chunks would be incomplete, and only their letter leads to chunks.
+func changePart(
+	ctx context.Context, coll *mongo.Collection, part []scanEntry, query Query, change func(tx context.Context, ids, chunks []string) error,
+) (changed int64, err error) {
+	all := make([]string, len(part))
+	for i, p := range part {
+		all[i] = p.ID
+	}
+
+	err = mongodb.InTransaction(ctx, coll.Database().Client(), func(tx context.Context) error {
+		selected, err := mongodb.FindAll[scanEntry](tx, coll, "reading "+mongodb.Namespace(coll), listing.All(idIn(all), query.mongoFilter()),
+			options.Find().SetProjection(mongodb.Fields("chunks")))
+		changed = int64(len(selected))
+		if err != nil || changed == 0 {
+			return err
+		}
+
+		var ids, chunks []string
+		for _, letter := range selected {
+			ids = append(ids, letter.ID)
+			for n := range letter.Chunks {
+				chunks = append(chunks, chunkID(letter.ID, n))
+			}
+		}
+		return change(tx, ids, chunks)
+	})
+	return changed, err
 }
 
 func setFields(fields ...bson.E) bson.D { return bson.D{{Key: "$set", Value: bson.D(fields)}} }

@@ -56,6 +56,26 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
+// A letter may be requeued after a discard has read it, and before the discard removes it.
+func TestALetterThatWasRequeuedSinceTheScanKeepsItsChunks(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.write(b.newLetter(bson.D{{Key: "_id", Value: "large"}, {Key: "payload", Value: make([]byte, maxInline+1)}}))
+	part, err := mongodb.FindAll[scanEntry](t.Context(), b.coll, "reading", bson.D{{Key: "chunks", Value: bson.D{{Key: "$gt", Value: 0}}}})
+	if err != nil || len(part) != 1 {
+		t.Fatalf("%d letters, %v", len(part), err)
+	}
+	before := b.count(bson.D{})
+	if _, err := b.coll.UpdateOne(t.Context(), idIn([]string{part[0].ID}), setFields(bson.E{Key: "requeued", Value: Requeue{At: b.now}})); err != nil {
+		t.Fatal(err)
+	}
+
+	n, err := removePart(t.Context(), b.coll, part, Query{Watcher: "orders", RequeueStatus: NotRequeued, All: true})
+	if left := b.count(bson.D{}); err != nil || n != 0 || left != before {
+		t.Errorf("%d removed, %v; %d documents are left, want %d", n, err, left, before)
+	}
+}
+
 // A discarded letter is in the archive, whole and with an expiry, and its event stays decided.
 func TestDiscardedLettersStayInTheArchive(t *testing.T) {
 	t.Parallel()
