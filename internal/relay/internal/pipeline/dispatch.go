@@ -38,7 +38,8 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
-	// MayHold reports whether the topic of rec may contain it, also because the read-back could not read all of it.
+	// MayHold reports whether the topic of rec may contain it, also because a partition in which it can be was not read yet. A part that a
+	// read-back has left out does not count, because nothing will read it.
 	MayHold(rec *record.Record) bool
 
 	// TopicsWithHits returns the topics in which the read-back has found records.

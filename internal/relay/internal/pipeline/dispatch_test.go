@@ -27,10 +27,12 @@ type fakeSink struct {
 	reject map[string]*record.Rejection
 	hold   map[string]error
 	unread map[string]bool // topics that the read-back has not read
-	holder record.Holder
-	acks   record.Acks
-	flushs int
-	got    chan struct{}
+
+	partitions []int32 // of the records that MayHold has got
+	holder     record.Holder
+	acks       record.Acks
+	flushs     int
+	got        chan struct{}
 }
 
 func (f *fakeSink) Size(rec *record.Record) int { return len(rec.Value) }
@@ -59,7 +61,10 @@ func (f *fakeSink) Flush()                   { f.mu.Lock(); f.flushs++; f.mu.Unl
 func (f *fakeSink) EndReread()               {}
 func (f *fakeSink) TopicsWithHits() []string { return nil }
 
-func (f *fakeSink) MayHold(rec *record.Record) bool { return f.unread[rec.Topic] }
+func (f *fakeSink) MayHold(rec *record.Record) bool {
+	f.partitions = append(f.partitions, rec.Partition)
+	return f.unread[rec.Topic]
+}
 
 func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {
 	return record.TopicPartition{}, 0, false

@@ -131,7 +131,7 @@ func (w *outgoing) buildIdentities(envelope *outboxes.Envelope) []record.Record 
 		// Without headers and payload, rules may decide in another way. An earlier owner may also have sent the record under other rules.
 		w.targets = w.targets[:0]
 		for _, topic := range envelope.Pending {
-			w.targets = append(w.targets, routing.Target{Topic: topic, Partition: record.AnyPartition})
+			w.targets = append(w.targets, routing.Target{Topic: topic, Partition: w.view.Partition})
 		}
 		w.recs, err = w.fillRecords(w.recs[:0])
 	}
@@ -140,7 +140,7 @@ func (w *outgoing) buildIdentities(envelope *outboxes.Envelope) []record.Record 
 	}
 
 	for i := range w.recs {
-		w.recs[i].Sent.StreamMS = envelope.StreamMS
+		w.recs[i].Sent.StreamMS, w.recs[i].Sent.AnyTime = envelope.StreamMS, envelope.AnyTime
 	}
 	return w.recs
 }

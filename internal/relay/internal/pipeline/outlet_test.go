@@ -131,6 +131,14 @@ func TestN17_AnEnvelopeOfAnUnreadTopicHasNotExpired(t *testing.T) {
 		t.Errorf("results %+v; %d sent", published.Results, len(sink.sent))
 	}
 
+	// Only the partition that the envelope names can have its record.
+	sink.partitions = nil
+	named := newTestEnvelope(t, bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Hour)}, bson.E{Key: "partition", Value: int32(2)})
+	named.Pending = []string{"read"}
+	if outlet.findBegunTopics(named); !slices.Equal(sink.partitions, []int32{2}) {
+		t.Errorf("partitions %v", sink.partitions)
+	}
+
 	// Its record in another topic may be unread.
 	sink.unread = map[string]bool{"parked": true}
 	published = record.Published{}

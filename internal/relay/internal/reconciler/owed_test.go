@@ -61,3 +61,19 @@ func TestN22_AnEnvelopeThatASweepOwesIsFinishedWithoutARecordInItsOutbox(t *test
 		}
 	}
 }
+
+// N8: a record of the stream has the time of its commit, and a swept envelope that may have been sent before has another time.
+func TestN08_ASweptEnvelopeIsRecognizedWithoutItsTime(t *testing.T) {
+	t.Parallel()
+	for origin, want := range map[string]bool{waiting.OriginSweep: true, waiting.OriginStream: false} {
+		document := &waiting.Document{NS: "shop.outbox", Origin: origin, StreamMS: 5000}
+		if got := envelopeOf(document).AnyTime; got != want {
+			t.Errorf("origin %s: any time %t", origin, got)
+		}
+		// It was never sent out of the stream, and a later event may have its id.
+		document.StreamMS = 0
+		if envelopeOf(document).AnyTime {
+			t.Errorf("origin %s, not sent before: any time", origin)
+		}
+	}
+}

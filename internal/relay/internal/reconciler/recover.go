@@ -84,6 +84,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 func envelopeOf(document *waiting.Document) *outboxes.Envelope {
 	envelope := outboxes.NewEnvelope(document.NS, document.Envelope)
 	envelope.Delivery, envelope.StreamMS, envelope.Pending = document.Delivery, document.StreamMS, document.Pending
+	envelope.AnyTime = document.Origin == waiting.OriginSweep && document.StreamMS != 0
 	// The number is of this document only: the stream and a sweep do not have it.
 	envelope.Pos = outboxes.PosWithoutNumber(document.Pos)
 	return &envelope

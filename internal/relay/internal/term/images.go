@@ -49,16 +49,14 @@ func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
 		m.log.Debug("some rejected records are not in the stream after the position", "error", err)
 	}
 
-	// The outbox has only the latest envelope of an id. The outcomes have the order of their events, at least within a key.
-	taken := map[string]uint64{}
-	for _, o := range slices.Backward(list) {
+	// The outbox has only the latest envelope of an id.
+	latest := latestEvents(list)
+	for _, o := range list {
 		if o.Raw != nil {
 			continue
 		}
 
-		key := envelopeKey(o)
-		if latest, known := taken[key]; !known || latest == o.Event {
-			taken[key] = o.Event
+		if latest[envelopeKey(o)] == o.Event {
 			if err := m.findInCollections(ctx, o); err != nil {
 				return err
 			}
@@ -68,6 +66,16 @@ func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
 		}
 	}
 	return nil
+}
+
+// latestEvents returns the number of the latest event of each envelope, also of one that was found before. The outcomes have the order of
+// their events, at least within a key.
+func latestEvents(list []*ledger.Outcome) map[string]uint64 {
+	latest := map[string]uint64{}
+	for _, o := range list {
+		latest[envelopeKey(o)] = o.Event
+	}
+	return latest
 }
 
 // envelopeKey returns a map key for the envelope of a record, by the values of its headers.

@@ -61,3 +61,17 @@ func TestN16_TheImageOfAnotherShardIsNotTaken(t *testing.T) {
 		}
 	}
 }
+
+// N16: an id may be used again. Its outbox has only the latest envelope, also if that was found before.
+func TestN16_AnEarlierEventOfAnIDDoesNotGetTheLaterEnvelope(t *testing.T) {
+	t.Parallel()
+	headers := func(event uint64) ledger.Headers {
+		return ledger.Headers{Event: event, ID: []byte("x"), NSHash: []byte("12345678")}
+	}
+	found := &ledger.Outcome{Headers: headers(9), Raw: bson.Raw{0}}
+	list := []*ledger.Outcome{{Headers: headers(5)}, found, {Headers: ledger.Headers{Event: 7, ID: []byte("y"), NSHash: []byte("12345678")}}}
+	latest := latestEvents(list)
+	if latest[envelopeKey(found)] != 9 || latest[envelopeKey(list[2])] != 7 {
+		t.Errorf("latest events: %v", latest)
+	}
+}

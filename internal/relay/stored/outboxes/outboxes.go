@@ -30,6 +30,8 @@ type Envelope struct {
 	Pending []string
 	// StreamMS is the time of the records with which it may have been sent out of the stream before it was stored. 0: it was not.
 	StreamMS int64
+	// AnyTime means that StreamMS is not known: the records of the stream have another time than those of a sweep.
+	AnyTime bool
 	// Unordered means that it has no place in the order of its key, as a scheduled envelope.
 	Unordered bool
 }
