@@ -42,7 +42,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	for _, a := range results {
 		switch {
 		case a.Rejection != nil:
-			outcome.Rejected, outcome.results = append(outcome.Rejected, a.Topic), append(outcome.results, a)
+			outcome.Rejected = append(outcome.Rejected, a)
 			// As long as a further attempt may succeed in one of the topics, the envelope does not die.
 			if rejection == nil || rejection.Class.DeadAtOnce() && !a.Rejection.Class.DeadAtOnce() {
 				rejection, rejectedBy = a.Rejection, a
@@ -95,17 +95,14 @@ func (l *Ledger) Rejected(document *waiting.Document, topics []string, why *reco
 
 // applyRejection decides outcome by the rejection of the whole envelope.
 func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.Rejection) *Outcome {
-	outcome.Rejected = topics
+	for _, topic := range topics {
+		outcome.Rejected = append(outcome.Rejected, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
+	}
 	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
 		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	result := record.Result{Partition: record.AnyPartition, Rejection: why}
-	outcome.results = append(outcome.results, result)
-	for _, topic := range topics {
-		outcome.results = append(outcome.results, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
-	}
-	l.decideRejected(outcome, topics, why, result)
+	l.decideRejected(outcome, topics, why, record.Result{Partition: record.AnyPartition})
 	return outcome
 }
 
