@@ -57,14 +57,16 @@ func (p *program) addReadFlags(cmd *cobra.Command) *operatorCommand {
 func (p *program) addChangeFlags(cmd *cobra.Command) *operatorCommand {
 	action := p.addReadFlags(cmd)
 	// A change may work for hours, and waits for the answer of a person.
-	action.changes, action.limit = true, 0
+	action.limit = 0
 	cmd.Flags().BoolVar(&action.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
 	cmd.Flags().BoolVarP(&action.yes, "yes", "y", false, "skip the confirmation")
 	action.addActorFlag(cmd)
 	return action
 }
 
+// addActorFlag adds the flag of a command that changes something and writes to the audit log.
 func (a *operatorCommand) addActorFlag(cmd *cobra.Command) {
+	a.changes = true
 	cmd.Flags().StringVar(&a.actor, "actor", "", "`name` for the audit log; default: the name of the user")
 }
 
@@ -266,6 +268,26 @@ func (a *operatorCommand) printResult(value any, writeText func(out io.Writer)) 
 // printLine prints value as JSON with --json, and otherwise one line.
 func (a *operatorCommand) printLine(value any, format string, args ...any) error {
 	return a.printResult(value, func(out io.Writer) { fmt.Fprintf(out, format+"\n", args...) })
+}
+
+// printNamed prints the result of an action on named ids, which ended with err, and the ids with which it did nothing, each with the reason why.
+// Then the exit code is not 0: a script that names an id relies on the action.
+func (a *operatorCommand) printNamed(value any, err error, text, why string, notDone []string) error {
+	printErr := a.printResult(value, func(out io.Writer) {
+		writeNotDone(out, why, notDone)
+		fmt.Fprintln(out, text)
+	})
+	if err == nil && printErr == nil && len(notDone) > 0 {
+		return reportedError(exitConfig)
+	}
+	return errors.Join(err, printErr)
+}
+
+// writeNotDone writes the ids with which an action did nothing, each with the reason why.
+func writeNotDone(out io.Writer, why string, ids []string) {
+	for _, id := range ids {
+		fmt.Fprintf(out, "%s %s\n", quoteArgument(id), why)
+	}
 }
 
 // chooseText returns done, or planned for a dry run.

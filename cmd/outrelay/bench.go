@@ -58,7 +58,7 @@ of a backlog, the latency at each rate, the CPU time of publisher and MongoDB, t
 silence and the repeats after kill -9. Each runs with its defaults and with settings for low latency,
 outrelay with documents of pkg/outbox and with documents of another writer. Maven fetches Kafka Connect
 and the connectors (about 70 MB). The defaults are 100,000 events and two rounds, which take about
-twelve minutes. The command prints the table of the README.
+thirteen minutes. The command prints the table of the README.
 
 With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
 without observers, and once with the operator's page and its live stream open and /metrics scraped
@@ -207,27 +207,18 @@ func newBenchChildCommand(program *program) *cobra.Command {
 	}
 }
 
-// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends
-// when its standard input ends, and can write profiles.
+// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it can write profiles.
 func newBenchRelayCommand(program *program) *cobra.Command {
 	var cpu, mem string
 	cmd := &cobra.Command{
 		Use: bench.RelayCommand, Hidden: true, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			ctx, cancel := context.WithCancel(cmd.Context())
-			defer cancel()
-			// bench holds this pipe open as long as it runs, and sends no signal if it is killed.
-			go func() {
-				_, _ = io.Copy(io.Discard, program.in)
-				cancel()
-			}()
-
 			stop, err := startProfiles(cpu, mem)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, stop()) }()
-			return program.runRelay(ctx)
+			return program.runRelay(cmd.Context())
 		},
 	}
 

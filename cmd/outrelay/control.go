@@ -37,7 +37,6 @@ func (a *operatorCommand) runControlAction(ctx context.Context, done string, act
 // addControlFlags adds the flags of a command that controls the watcher.
 func (p *program) addControlFlags(cmd *cobra.Command) *operatorCommand {
 	action := p.addReadFlags(cmd)
-	action.changes = true
 	action.addActorFlag(cmd)
 	addSlotFlag(cmd, &action.slot)
 	return action

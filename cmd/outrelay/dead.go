@@ -270,10 +270,6 @@ code is 1.`,
 		bar := action.startProgress("requeueing", n)
 		got, err := op.Letters().Requeue(ctx, filter.DeadFilter, options, bar.setDone)
 		bar.clear()
-		if err == nil {
-			// Ids without a letter are an error, but the others were requeued.
-			err = filter.checkFound(ctx, op, got.Matched)
-		}
 		return action.printRequeued(got, err)
 	})
 	return cmd
@@ -303,20 +299,8 @@ func (a *operatorCommand) planRequeue(
 	return plan.Matched, a.confirm(ctx, question)
 }
 
-// checkFound returns an error if ids were given and no letter has any of them.
-func (f *deadFilter) checkFound(ctx context.Context, op admin.Operator, matched int64) error {
-	if matched > 0 || len(f.IDs) == 0 {
-		return nil
-	}
-
-	any := f.DeadFilter
-	any.RequeueStatus = ""
-	n, err := op.Letters().Count(ctx, any)
-	if err == nil && n == 0 {
-		err = errors.New("no dead letter matches these ids; outrelay dead list lists the letters")
-	}
-	return err
-}
+// noLetter states why an action on dead letters did nothing with an id.
+const noLetter = "matches no dead letter; outrelay dead list lists the letters"
 
 // countAndConfirm counts the letters that filter selects and asks for confirmation. actionFormat is a verb
 // phrase with one %s for the count. No letter and a dry run need no confirmation.
@@ -335,13 +319,14 @@ func (a *operatorCommand) countAndConfirm(ctx context.Context, operator admin.Op
 var errNoSelection = errors.New("no dead letters selected; pass ids, a condition such as --class or --since, or --all")
 
 // printRequeued prints the outcome of a requeue, also if it ended with an error. It returns that error,
-// or a reportedError if letters were rejected.
+// or a reportedError if letters were rejected, or if an id has no letter.
 func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error {
 	if err != nil && got.Requeued+got.Rejected == 0 {
 		return err
 	}
 
 	printErr := a.printResult(got, func(out io.Writer) {
+		writeNotDone(out, noLetter, got.NotFound)
 		if got.Matched == 0 {
 			fmt.Fprintln(out, nothingMatches)
 			return
@@ -362,7 +347,7 @@ func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error 
 	})
 
 	// Letters that were rejected need an edit, which a script has to notice.
-	if err == nil && printErr == nil && got.Rejected > 0 {
+	if err == nil && printErr == nil && got.Rejected+int64(len(got.NotFound)) > 0 {
 		return reportedError(exitConfig)
 	}
 	return errors.Join(err, printErr)
@@ -396,22 +381,19 @@ back. With --archived, remove letters in the archive for good.`,
 		bar := action.startProgress("discarding", n)
 		got, err := op.Letters().Discard(ctx, filter.DeadFilter, admin.Effect(action.dryRun), bar.setDone)
 		bar.clear()
-		if err == nil {
-			err = filter.checkFound(ctx, op, got.Matched)
-		}
 		// If some letters are gone, the result counts them even though an error ended the command.
 		if err != nil && got.Discarded == 0 {
 			return err
 		}
 
 		if got.Matched == 0 {
-			return errors.Join(err, action.printLine(got, nothingMatches))
+			return action.printNamed(got, err, nothingMatches, noLetter, got.NotFound)
 		}
 		line := action.chooseText(countNoun(got.Discarded, "dead letter")+" discarded", countNoun(got.Matched, "dead letter")+" would be discarded")
 		if got.ArchivedUntil != nil {
 			line += "; in the archive until " + formatLocal(got.ArchivedUntil) + " (--archived)"
 		}
-		return errors.Join(err, action.printLine(got, "%s", line))
+		return action.printNamed(got, err, line, noLetter, got.NotFound)
 	})
 	return cmd
 }

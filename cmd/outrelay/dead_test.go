@@ -271,6 +271,26 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	}
 }
 
+// The exit code of an action is 0 only if each of the named ids has a letter. The ids without one are named, and the others are acted on.
+func TestActionsOnLettersNameUnknownIDs(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 3)
+	text := g.runCommand(exitConfig, nil, "dead", "requeue", "d1", "typo", "-y")
+	expectTexts(t, text, "typo matches no dead letter", "1 dead letter requeued, 0 rejected")
+	if strings.Contains(text, "d1 matches") || g.countWaiting() != 1 {
+		t.Errorf("unexpected output:\n%s", text)
+	}
+	// The requeued letter is still one.
+	g.runCommand(0, nil, "dead", "requeue", "d1", "-y")
+
+	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "discard", "d2", "typo", "--dry-run"), "typo matches no dead letter", "1 dead letter would be discarded")
+	expectTexts(t, g.runCommand(exitConfig, nil, "dead", "discard", "d2", "typo", "-y"), "typo matches no dead letter", "1 dead letter discarded")
+	var discarded admin.DeadDiscarded
+	if g.runCommand(exitConfig, &discarded, "dead", "discard", "typo", "-y"); len(discarded.NotFound) != 1 || discarded.NotFound[0] != "typo" {
+		t.Errorf("unexpected result %+v", discarded)
+	}
+}
+
 func TestDeadLettersAreDiscarded(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, 5)
@@ -295,7 +315,7 @@ func TestDeadLettersAreDiscarded(t *testing.T) {
 	}
 	expectTexts(t, g.runCommand(0, nil, "dead", "list", "--archived"), "DISCARDED BY", "REMOVED AT", "d1", " ann ")
 	expectTexts(t, g.runCommand(0, nil, "dead", "show", "d1"), "discarded      by ann at ", "removed at ")
-	expectTexts(t, g.runCommand(1, nil, "dead", "requeue", "d1", "-y"), "no dead letter matches these ids")
+	expectTexts(t, g.runCommand(1, nil, "dead", "requeue", "d1", "-y"), "matches no dead letter")
 	if text := g.runCommand(0, nil, "dead", "requeue", "--archived", "d1", "-y"); text != "1 dead letter requeued, 0 rejected\n" || g.countWaiting() != 1 {
 		t.Errorf("unexpected output:\n%s", text)
 	}
@@ -345,13 +365,13 @@ func TestFailedCommands(t *testing.T) {
 	}
 
 	var o admin.FailedOutcome
-	if g.runCommand(0, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
+	if g.runCommand(exitConfig, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
 		t.Errorf("unexpected result %+v", o)
 	}
 	if text := g.runCommand(exitConfig, nil, "failed", "reset", "f0", "x"); !strings.Contains(text, "retry 1 failed envelope now; pass --yes") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.runCommand(0, nil, "failed", "reset", "f0", "x", "-y"); text != "1 failed envelope reset\n" {
+	if text := g.runCommand(exitConfig, nil, "failed", "reset", "f0", "x", "-y"); !strings.HasPrefix(text, "x matches no failed envelope;") || !strings.HasSuffix(text, "\n1 failed envelope reset\n") {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 

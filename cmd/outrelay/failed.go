@@ -116,16 +116,12 @@ func (p *program) newFailedAction(cmd *cobra.Command, done string, attempts admi
 			return err
 		}
 
-		// Named ids that match nothing are a mistake of the user. Without ids, there is nothing to retry.
-		if len(ids) > 0 && got.Failed == 0 {
-			return errors.New("no failed envelope has one of these ids; outrelay failed list lists the envelopes")
-		}
 		got.DryRun = action.dryRun
-		if got.Failed == 0 {
-			return action.printLine(got, nothingMatches)
+		text := nothingMatches
+		if got.Failed > 0 {
+			text = action.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be") + " " + done
 		}
-		text := action.chooseText(countNoun(got.Done, "failed envelope"), countNoun(got.Failed, "failed envelope")+" would be")
-		return action.printLine(got, "%s %s", text, done)
+		return action.printNamed(got, nil, text, "matches no failed envelope; outrelay failed list lists the envelopes", got.NotFound)
 	})
 	return cmd
 }

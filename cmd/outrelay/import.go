@@ -27,8 +27,8 @@ pkg/consumer also compares outrelay-ns, so it does not.
 
 The command first converts every row without writing anything, and prints the counts. It rejects a
 collection that does not match --from, and rows that a running publisher has locked. Rows that cannot
-be converted are listed with the reason and stay. If the command is interrupted, run it again: rows
-that were imported are left out.
+be converted are listed with the reason and stay, and the exit code is 1. If the command is
+interrupted, run it again: rows that were imported are left out.
 
   --from             collections                                        topic by default
   slimmessagebus     smb_outbox                                         path
@@ -91,7 +91,11 @@ func (a *operatorCommand) importRows(ctx context.Context, options importing.Opti
 		bar.clear()
 	}
 	// The counts are printed even after an error: the next run continues from them.
-	return errors.Join(a.printResult(report, func(out io.Writer) { writeImport(out, report) }), explainError(ctx, cfg, err))
+	err = errors.Join(a.printResult(report, func(out io.Writer) { writeImport(out, report) }), explainError(ctx, cfg, err))
+	if err == nil && report.Rejected > 0 {
+		return reportedError(exitConfig)
+	}
+	return err
 }
 
 func writeImport(out io.Writer, report importing.Report) {

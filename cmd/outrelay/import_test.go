@@ -44,4 +44,16 @@ func TestImportCommand(t *testing.T) {
 	if text := g.runCommand(0, nil, "import", "--from", "masstransit", "--yes"); !strings.Contains(text, "imported before: 2") {
 		t.Errorf("a second time:\n%s", text)
 	}
+
+	// A row that is left out is named, and the exit code is 1.
+	g.insertDocument(g.outbox.Database().Collection("outbox.messages"), bson.D{
+		{Key: "MessageId", Value: "bad"},
+		{Key: "Headers", Value: "no JSON"},
+		{Key: "ContentType", Value: "application/json"},
+		{Key: "MessageType", Value: "urn:message:Shop:Paid"},
+		{Key: "Body", Value: "{}"},
+		{Key: "SentTime", Value: time.Now()},
+		{Key: "SequenceNumber", Value: int64(2)},
+	})
+	expectTexts(t, g.runCommand(exitConfig, nil, "import", "--from", "masstransit", "--yes"), ": cannot be converted: the headers are not a JSON object")
 }

@@ -132,10 +132,10 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 		{"nodes remove two", "the node is alive: the last heartbeat of node two was "},
 		{"pin nosuch", "node nosuch: no such node has run; the nodes are one, two; to pin a node before its first start, pass --force"},
 		{"dead show nosuch", "dead letter of id nosuch: not found; outrelay dead list"},
-		{"dead requeue nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
-		{"dead discard nosuch --yes", "no dead letter matches these ids; outrelay dead list"},
-		{"failed reset nosuch --yes", "no failed envelope has one of these ids; outrelay failed list"},
-		{"scheduled cancel nosuch --yes", "canceled 0 scheduled envelopes; 1 of the ids are not scheduled"},
+		{"dead requeue nosuch --yes", "nosuch matches no dead letter; outrelay dead list"},
+		{"dead discard nosuch --yes", "nosuch matches no dead letter; outrelay dead list"},
+		{"failed reset nosuch --yes", "nosuch matches no failed envelope; outrelay failed list"},
+		{"scheduled cancel nosuch --yes", "nosuch is not scheduled, or is being sent already"},
 		{"replay --resume nosuch", "outrelay: replay nosuch: not found; outrelay replay list lists the replays"},
 		{"watchers remove nosuch --yes", "watcher nosuch in "},
 		{"lookup nosuch", "Nothing was found: the event was never appended"},
@@ -402,6 +402,7 @@ func TestContexts(t *testing.T) {
 
 	expectTexts(t, run(exitOK, "status"), "default  0of1")
 	expectTexts(t, run(exitOK, "pause"), "context prod\n", "watcher default: paused")
+	expectTexts(t, run(exitConfig, "replay", "cancel", "x"), "context prod\n", "replay x: not found")
 	expectTexts(t, run(exitConfig, "audit", "trim", "--keep", "1"), "in context prod; pass --yes")
 	expectTexts(t, run(exitConfig, "--context", "lab", "waiting", "list"), "watcher lab in ")
 	expectTexts(t, run(exitConfig, "--context", "lab", "--config", config, "status"), "exclude each other")

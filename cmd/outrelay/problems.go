@@ -55,7 +55,6 @@ problems list shows the id. The audit log gets an entry. Without it, the problem
 	}
 
 	action := program.addReadFlags(cmd)
-	action.changes = true
 	action.addActorFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return action.withOperator(cmd.Context(), func(ctx context.Context, op admin.Operator) error {

@@ -114,17 +114,13 @@ func newScheduledSummaryCommand(program *program) *cobra.Command {
 
 var errNoneScheduled = errors.New("no envelopes selected; pass ids, flags or --all")
 
-// cancelledScheduled is the output of `outrelay scheduled cancel --json`.
-type cancelledScheduled struct {
-	Cancelled int64 `json:"cancelled"`
-}
-
 func newScheduledCancelCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel [ID...]",
 		Short: "Cancel scheduled envelopes for good",
 		Long: `Remove the matching scheduled envelopes, unless a watcher has claimed them for sending. They will
-never be delivered. If both ids and flags are given, an envelope must match all of them.`,
+never be delivered. If both ids and flags are given, an envelope must match all of them. The exit
+code is 1 if an envelope with one of the ids is not canceled.`,
 	}
 
 	action, filter := program.addChangeFlags(cmd), addScheduledFilterFlags(cmd)
@@ -153,36 +149,28 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, operator admin.Op
 		return err
 	}
 
-	var done cancelledScheduled
+	if groups.Count == 0 && len(filter.IDs) == 0 {
+		return a.printLine(admin.Cancelled{NotScheduled: []string{}}, nothingMatches)
+	}
 	if groups.Count > 0 {
 		action := "cancel " + countNoun(groups.Count, "scheduled envelope") + ", which will never be delivered"
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
-
-		bar := a.startProgress("canceling", groups.Count)
-		done.Cancelled, err = operator.Schedule().Cancel(ctx, filter, bar.setDone)
-		bar.clear()
-		if err != nil {
-			return err
-		}
 	}
 
-	if groups.Count == 0 && len(filter.IDs) == 0 {
-		return a.printLine(done, nothingMatches)
+	bar := a.startProgress("canceling", groups.Count)
+	done, err := operator.Schedule().Cancel(ctx, filter, bar.setDone)
+	bar.clear()
+	// If some envelopes are gone, the result counts them even though an error ended the command.
+	if err != nil && done.Cancelled == 0 {
+		return err
 	}
-	text := "canceled " + countNoun(done.Cancelled, "scheduled envelope")
-	// Some ids may have become due between the count and the cancellation.
-	missing := int64(len(filter.IDs)) - done.Cancelled
-	if missing > 0 {
-		text += fmt.Sprintf("; %s of the ids are not scheduled, or are being sent already", formatThousands(missing))
-	}
-	err = a.printLine(done, "%s", text)
-	if err == nil && missing > 0 {
-		err = reportedError(exitConfig)
-	}
-	return err
+	return a.printNamed(done, err, "canceled "+countNoun(done.Cancelled, "scheduled envelope"), notScheduled, done.NotScheduled)
 }
+
+// notScheduled states why an action on scheduled envelopes did nothing with an id.
+const notScheduled = "is not scheduled, or is being sent already"
 
 func newScheduledRescheduleCommand(program *program) *cobra.Command {
 	var at time.Time
@@ -229,21 +217,12 @@ func (a *operatorCommand) reschedule(ctx context.Context, operator admin.Operato
 	bar := a.startProgress("rescheduling", groups.Count)
 	moved, err := operator.Schedule().Move(ctx, filter, dueAt, bar.setDone)
 	bar.clear()
-	if err != nil {
+	if err != nil && moved.Moved == 0 {
 		return err
 	}
-	err = a.printResult(moved, func(out io.Writer) {
-		for _, id := range moved.NotScheduled {
-			fmt.Fprintf(out, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
-		}
-		if groups.Count == 0 && len(filter.IDs) == 0 {
-			fmt.Fprintln(out, nothingMatches)
-			return
-		}
-		fmt.Fprintf(out, "moved %s to %s\n", countNoun(moved.Moved, "scheduled envelope"), moved.To.Format(time.RFC3339))
-	})
-	if err == nil && len(moved.NotScheduled) > 0 {
-		err = reportedError(exitConfig)
+	text := fmt.Sprintf("moved %s to %s", countNoun(moved.Moved, "scheduled envelope"), moved.To.Format(time.RFC3339))
+	if groups.Count == 0 && len(filter.IDs) == 0 {
+		text = nothingMatches
 	}
-	return err
+	return a.printNamed(moved, err, text, notScheduled, moved.NotScheduled)
 }

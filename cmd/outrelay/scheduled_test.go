@@ -95,7 +95,7 @@ func TestScheduledCommands(t *testing.T) {
 
 	run(&g, 0, "cancel", "--all", "--dry-run", "--json")
 	left(3)
-	var done cancelledScheduled
+	var done admin.Cancelled
 	run(&done, 0, "cancel", "Reminder-1", "--yes", "--json")
 	if left(2); done.Cancelled != 1 {
 		t.Errorf("unexpected result %+v", done)
@@ -133,5 +133,32 @@ func TestScheduledCommands(t *testing.T) {
 
 	for _, args := range [][]string{{"list", "--limit", "0"}, {"list", "--due-from", "soon"}, {"list", "--after", "x"}, {"list", "--collection", "a.b"}, {"reschedule", "x"}, {"reschedule", "--to", "1h"}, {"list", "--due-from", "2h", "--due-before", "1h"}} {
 		run(nil, exitConfig, args...)
+	}
+}
+
+// The exit code of a cancellation is 0 only if each of the named envelopes is canceled in each outbox, however often the ids are named and
+// however many outboxes have one of them.
+func TestACancellationNamesWhatItDidNotCancel(t *testing.T) {
+	t.Parallel()
+	env, coll := newScheduledShop(t)
+	other := stacktest.Database(t, coll.Database().Client()).Collection("outbox")
+	stateName := strings.TrimPrefix(env[2], "OUTRELAY_STATE_DATABASE=")
+	registered := coll.Database().Client().Database(stateName).Collection("outrelay_collections")
+	if _, err := registered.InsertOne(t.Context(), bson.D{{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: append(make([]byte, 15), 1)}}, {Key: "ns", Value: other.Database().Name() + ".outbox"}, {Key: "watcher", Value: "default"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "Reminder-1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "o"}, {Key: "type", Value: "Reminder"}, {Key: "dueAt", Value: time.Now().Add(time.Hour)}}); err != nil {
+		t.Fatal(err)
+	}
+
+	code, out, errOut := runCommand(t, env, "scheduled", "cancel", "Reminder-1", "typo", "--yes")
+	if code != exitConfig || !strings.Contains(out, "typo is not scheduled") || !strings.Contains(out, "canceled 2 scheduled envelopes") {
+		t.Errorf("exit code %d: %s%s", code, out, errOut)
+	}
+	if code, out, errOut = runCommand(t, env, "scheduled", "cancel", "Reminder-2", "Reminder-2", "--yes"); code != 0 || !strings.Contains(out, "canceled 1 scheduled envelope") {
+		t.Errorf("exit code %d: %s%s", code, out, errOut)
+	}
+	if code, out, _ = runCommand(t, env, "scheduled", "cancel", "Invoice-3", "--type", "Reminder", "--yes"); code != exitConfig || !strings.Contains(out, "Invoice-3 is not scheduled") {
+		t.Errorf("of another type: exit code %d: %s", code, out)
 	}
 }

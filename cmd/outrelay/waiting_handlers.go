@@ -119,8 +119,8 @@ func (a *handlerAction) checkSelection(cmd *cobra.Command, ids []string) error {
 	return nil
 }
 
-// errNoHandlerMessage is the error for ids that no message has.
-var errNoHandlerMessage = errors.New("no message that waits has one of these ids; outrelay waiting list --source handler lists the messages")
+// noMessage states why an action on messages of handlers did nothing with an id.
+const noMessage = "matches no message that waits; outrelay waiting list --source handler lists the messages"
 
 func newWaitingRetryCommand(program *program) *cobra.Command {
 	cmd := &cobra.Command{
@@ -149,18 +149,15 @@ that follow an earlier message of their key are tried after it.`,
 			return err
 		}
 
-		if len(ids) > 0 && got.Matched == 0 {
-			return errNoHandlerMessage
-		}
 		got.DryRun = a.action.dryRun
 		if got.Matched == 0 {
-			return a.action.printLine(got, nothingMatches)
+			return a.action.printNamed(got, nil, nothingMatches, noMessage, got.NotFound)
 		}
 		text := a.action.chooseText("requested a retry of ", "would request a retry of ") + countNoun(got.Retried, "message")
 		if rest := got.Matched - got.Retried; rest > 0 {
 			text += "; " + countNoun(rest, "message") + " follow an earlier message of the key"
 		}
-		return a.action.printLine(got, "%s", text)
+		return a.action.printNamed(got, nil, text, noMessage, got.NotFound)
 	})
 	return cmd
 }
@@ -192,16 +189,14 @@ letters can be requeued: see outrelay dead --source handler.`,
 			return err
 		}
 
-		if len(ids) > 0 && got.Matched == 0 {
-			return errNoHandlerMessage
-		}
 		got.DryRun = a.action.dryRun
-		if got.Matched == 0 {
-			return a.action.printLine(got, nothingMatches)
+		text := nothingMatches
+		if got.Matched > 0 {
+			text = a.action.chooseText(
+				countNoun(got.Discarded, "message")+" discarded; a member of the group makes each a dead letter",
+				countNoun(got.Matched, "message")+" would be discarded")
 		}
-		return a.action.printLine(got, "%s", a.action.chooseText(
-			countNoun(got.Discarded, "message")+" discarded; a member of the group makes each a dead letter",
-			countNoun(got.Matched, "message")+" would be discarded"))
+		return a.action.printNamed(got, nil, text, noMessage, got.NotFound)
 	})
 	return cmd
 }

@@ -46,7 +46,7 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 		"a flag of handler": {"list --group g", "add --source handler"},
 		"a flag of relay":   {"list --source handler --reason parked", "--reason selects envelopes"},
 		"another source":    {"list --source handlers", "expected relay or handler"},
-		"an unknown id":     {"discard nothing --yes", "no message that waits has one of these ids"},
+		"an unknown id":     {"discard nothing --yes", "nothing matches no message that waits"},
 		"a slash":           {"retry --handler g/invoice --yes", "separately"},
 	} {
 		if text := c.runCommand(exitConfig, nil, append([]string{"waiting"}, strings.Fields(args.line)...)...); !strings.Contains(text, args.want) {
@@ -55,6 +55,11 @@ func TestMessagesThatHandlersRetryAreListedRetriedAndDiscarded(t *testing.T) {
 	}
 
 	// The handler is repaired for one of them; an operator gives the other one up.
+	text := c.runCommand(exitConfig, nil, "waiting", "retry", "late 2", "typo", "--yes")
+	expectTexts(t, text, "typo matches no message that waits", "requested a retry of 1 message")
+	if strings.Contains(text, "'late 2' matches") {
+		t.Errorf("unexpected output:\n%s", text)
+	}
 	c.runCommand(0, nil, "waiting", "discard", "late 2", "--group", c.group, "--yes", "--actor", "ann")
 	letters := c.untilLetters(1)
 	if l := letters.Items[0]; l.ID != "late 2" || l.Class != deadletter.ClassSkipped || !strings.HasPrefix(l.Reason, "ann has discarded the message") {

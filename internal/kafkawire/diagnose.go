@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -182,7 +181,7 @@ func explainTLS(err error) (text, fix string) {
 
 	// A plain text listener takes the handshake for a request of impossible size, and closes the connection.
 	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
-	if notTLS || isHangUp(err) {
+	if notTLS || ClosedByBroker(err) {
 		return "the listener does not support TLS",
 			"remove kafka.tls, or use the port of the broker's TLS listener"
 	}
@@ -212,7 +211,7 @@ func (c *Client) explainSASL(err error) (text, fix string) {
 			"correct kafka.sasl.username and kafka.sasl.password"
 
 	// A listener without SASL closes the connection at the first request of the login.
-	case errors.Is(err, kafkago.IllegalSASLState) || isHangUp(err):
+	case errors.Is(err, kafkago.IllegalSASLState) || ClosedByBroker(err):
 		return "the listener does not accept SASL",
 			"remove kafka.sasl, or use the port of the broker's SASL listener"
 
@@ -251,11 +250,11 @@ func (c *Client) explainResponse(failedStage stage, err error) (text, fix string
 		return "the broker wants a client certificate: " + err.Error(),
 			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts"
 
-	case errors.Is(err, response.ErrTLS) || failedStage == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
+	case errors.Is(err, response.ErrTLS) || failedStage == stageVersions && c.cfg.CurrentTLS == nil && ClosedByBroker(err):
 		return "the listener closes a plain text connection: it expects TLS",
 			"set kafka.tls, or use the port of the broker's plain text listener"
 
-	case isHangUp(err) && c.cfg.SASL == nil:
+	case ClosedByBroker(err) && c.cfg.SASL == nil:
 		return "the listener closes the connection after a request without authentication",
 			"set kafka.sasl, or use the port of a listener without SASL"
 
@@ -274,10 +273,4 @@ func (c *Client) explainResponse(failedStage stage, err error) (text, fix string
 func isTLSAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "remote error"
-}
-
-// isHangUp reports whether the peer closed the connection.
-func isHangUp(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

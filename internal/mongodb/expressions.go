@@ -1,6 +1,8 @@
 package mongodb
 
 import (
+	"time"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
@@ -18,4 +20,9 @@ func Fields(names ...string) bson.D { return Ascending(names...) }
 // CloneValue returns a copy of value that does not alias a response.
 func CloneValue(value bson.RawValue) bson.RawValue {
 	return bson.RawValue{Type: value.Type, Value: append([]byte(nil), value.Value...)}
+}
+
+// AfterNow returns the time duration after the server's current time, for an update by pipeline.
+func AfterNow(duration time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
 }

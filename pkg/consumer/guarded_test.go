@@ -74,6 +74,7 @@ func TestATimeoutInAStatementIsAnOutcome(t *testing.T) {
 	var calls atomic.Int32
 	c := k.newConsumer(consumer.WithTimeout(500 * time.Millisecond))
 	effects := k.newCollection("effects")
+
 	if _, err := effects.InsertOne(k.context(), bson.D{{Key: "_id", Value: 1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func TestRetryDecidesAboutErrorsOfDecoders(t *testing.T) {
 	}
 }
 
-// While a registry is away, the status says so, and nothing is given up.
+// While a registry is away, the status shows that, and nothing is given up.
 func TestADecoderWithoutItsRegistryIsAnOutage(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)

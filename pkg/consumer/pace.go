@@ -33,7 +33,7 @@ func (c *pace) batchSize(limit int) int {
 	return max(n, 1)
 }
 
-// recordDuration records that n handled messages took took.
+// recordDuration records how long n handled messages took.
 func (c *pace) recordDuration(took time.Duration, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

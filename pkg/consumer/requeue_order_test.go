@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
-// A requeued message may arrive while a later one of its key is handled. It runs after that one, and before those that have not begun.
+// A requeued message may arrive while a later one of its key is handled. It runs after that message, and before messages that have not begun.
 func TestARequeuedMessageNeverRunsWithAnotherOfItsKey(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.Claimed, consumer.AtLeastOnce} {
@@ -130,6 +130,7 @@ func TestManyRequeuesKeepTheirKeysApart(t *testing.T) {
 		requeued += n
 		return k.countDocuments("effects") == len(all)
 	})
+
 	if requeued != keys*each/5 {
 		t.Errorf("requeued messages: got %d, want %d", requeued, keys*each/5)
 	}

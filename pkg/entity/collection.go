@@ -317,7 +317,7 @@ func (c *Collection[T, I]) decodeEntity(doc bson.Raw) (entity T, err error) {
 	return entity, nil
 }
 
-// marshalEntity encodes value with the registry registry.
+// marshalEntity encodes value with a registry.
 func marshalEntity(registry *bson.Registry, value any) (bson.Raw, error) {
 	var buf bytes.Buffer
 	encoder := bson.NewEncoder(bson.NewDocumentWriter(&buf))

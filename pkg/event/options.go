@@ -36,7 +36,7 @@ func WithKey(key string) Option { return option(func(event *Event) { event.key =
 // that the routing of the relay selects.
 func WithTopic(topic string) Option { return option(func(event *Event) { event.topic = topic }) }
 
-// WithPartition sends the event to partition partition. Events with the same key have no order across
+// WithPartition sends the event to a partition. Events with the same key have no order across
 // partitions. Defaults to a negative number, with which the hash of the key selects the partition.
 func WithPartition(partition int32) Option {
 	return option(func(event *Event) { event.partition = max(partition, envelope.AnyPartition) })

@@ -66,10 +66,12 @@ func OnceValue[T any](ctx context.Context, in *Inbox, key Key, fn func(ctx conte
 	case !bytes.Equal(response.Fingerprint, set.fingerprint):
 		return none, true, fmt.Errorf("%w: %s", ErrMismatch, key.describe())
 	}
-	if err := set.codec.Decode(ctx, response.Value, &value); err != nil {
+	// A run of fn that was rolled back has left its value, and a decoder keeps the fields that the stored result does not have.
+	var stored T
+	if err := set.codec.Decode(ctx, response.Value, &stored); err != nil {
 		return none, true, fmt.Errorf("decoding the stored result for %s: %w", key.describe(), err)
 	}
-	return value, true, nil
+	return stored, true, nil
 }
 
 // valueSettings are the settings of one call of OnceValue.

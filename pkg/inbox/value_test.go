@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/pkg/codec"
 	"github.com/outrelay/outrelay/pkg/inbox"
@@ -42,6 +43,37 @@ func TestTheFirstResultIsReturned(t *testing.T) {
 	// The marker is that of Once.
 	if err := x.Once(t.Context(), long, nothing); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Errorf("Once: %v", err)
+	}
+}
+
+// A run that was rolled back leaves its value, and another process may handle the key before the next run.
+func TestTheResultOfARunThatWasRolledBackLeavesNoTrace(t *testing.T) {
+	t.Parallel()
+	type result struct {
+		Number int
+		Coupon string `json:",omitempty"`
+	}
+	x, db := newInbox(t)
+	key := inbox.Key{Scope: "payments", ID: "1"}
+	other := another(t, db)
+
+	begun := make(chan struct{})
+	var begin sync.Once
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		<-begun
+		if _, _, err := inbox.OnceValue(t.Context(), other, key, func(context.Context) (result, error) { return result{Number: 2}, nil }); err != nil {
+			t.Error(err)
+		}
+	})
+
+	got, repeated, err := inbox.OnceValue(t.Context(), x, key, func(context.Context) (result, error) {
+		begin.Do(func() { close(begun) })
+		return result{Number: 1, Coupon: "of this run"}, mongo.CommandError{Labels: []string{"TransientTransactionError"}}
+	})
+	wg.Wait()
+	if err != nil || !repeated || got != (result{Number: 2}) {
+		t.Errorf("%+v, repeated %t, %v; want the result of the other process", got, repeated, err)
 	}
 }
 

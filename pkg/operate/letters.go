@@ -25,7 +25,7 @@ const (
 type LetterFilter struct {
 	By            Giver
 	Collection    string    // of the relay: the outbox; of a handler: the collection of the letters; as database.collection
-	IDs           []string  // of letters of the relay, or of events
+	IDs           []string  // of letters, as in [LetterRef], or of events
 	From          time.Time // given up at this time or later
 	Before        time.Time // given up before this time
 	Topic         string
@@ -88,7 +88,7 @@ type Letter struct {
 type LetterRef struct {
 	By         Giver
 	Collection string
-	ID         string // of the letter, of the event, or of a handler's letter the place: topic/partition@offset
+	ID         string // of the letter, of the event, or of a handler's letter also the place: topic/partition@offset
 	Group      string // of a handler
 	Handler    string // of a handler
 }
@@ -195,7 +195,7 @@ func (o *Operator) showLetter(ctx context.Context, ref LetterRef, detail admin.D
 func newLetter(stored *admin.DeadLetter) Letter {
 	letter := Letter{
 		Ref: LetterRef{
-			By: Giver(stored.Source.Kind), Collection: stored.Collection, ID: stored.Ref(), Group: stored.Source.Group, Handler: stored.Source.Handler,
+			By: Giver(stored.Source.Kind), Collection: stored.Collection, ID: stored.Row, Group: stored.Source.Group, Handler: stored.Source.Handler,
 		},
 		ID: stored.ID, Delivery: int(stored.Delivery), AggregateType: stored.AggregateType, Type: stored.Type, Key: stored.Key,
 		Topic: stored.Topic, Partition: stored.Partition, Node: stored.Source.Node,

@@ -64,8 +64,8 @@ func (o *Operator) CancelScheduled(ctx context.Context, filter ScheduledFilter, 
 	if err != nil {
 		return 0, explain(doing, err)
 	}
-	count, err := use.Schedule().Cancel(ctx, filter.toAdmin(), options.Progress)
-	return count, explain(doing, err)
+	done, err := use.Schedule().Cancel(ctx, filter.toAdmin(), options.Progress)
+	return done.Cancelled, explain(doing, err)
 }
 
 // Reschedule moves the scheduled events that match to another due time, and returns the number of those that had another one. It

@@ -379,6 +379,7 @@ func TestATransactionThatDiscardsAnErrorIsNotRepeatedForMinutes(t *testing.T) {
 	b := setup(t)
 	orders := b.db.Collection("orders")
 	same := bson.D{{Key: "_id", Value: "same"}}
+
 	if _, err := orders.InsertOne(t.Context(), same); err != nil {
 		t.Fatal(err)
 	}

@@ -79,3 +79,58 @@ func logKeys(call *ast.CallExpr) []ast.Expr {
 	}
 	return call.Args
 }
+
+// A text that the program does not log makes a check that no line contains it pass always.
+func TestTheProgramLogsTheTextsThatTestsLookFor(t *testing.T) {
+	t.Parallel()
+	reportProblems(t, unloggedTexts(parseModule(t)))
+
+	product := parseSource(t, "internal/relay/a.go", []byte("package x\nfunc f() { log.Info(\"the gap is closed\") }\n"))
+	for text, want := range map[string]string{
+		`p.HasLogged("gap is closed")`: "",
+		`p.HasLogged("gap is open")`:   `"gap is open"`,
+		`p.HasLogged(token)`:           "",
+	} {
+		test := parseSource(t, "test/fault/a_test.go", []byte("package x\nfunc g() { "+text+" }\n"))
+		expectProblem(t, unloggedTexts([]source{product, test}), want)
+	}
+}
+
+// unloggedTexts finds literal texts that tests look for in a log, and that are part of no text of the program.
+func unloggedTexts(files []source) []string {
+	var texts []string
+	for _, f := range files {
+		// The relay contains no service, and the programs of the lab write other logs.
+		ofRelay := slices.ContainsFunc([]string{"cmd/", "internal/base/", "internal/operate/", "internal/relay/"}, func(dir string) bool { return strings.HasPrefix(f.path, dir) })
+		if ofRelay && !f.test {
+			ast.Inspect(f.ast, func(node ast.Node) bool {
+				if literal, ok := node.(*ast.BasicLit); ok {
+					texts = append(texts, literal.Value)
+				}
+				return true
+			})
+		}
+	}
+
+	var out []string
+	for _, f := range files {
+		ast.Inspect(f.ast, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok || len(call.Args) != 1 {
+				return true
+			}
+			function, ok := call.Fun.(*ast.SelectorExpr)
+			literal, isLiteral := call.Args[0].(*ast.BasicLit)
+			if !ok || !isLiteral || function.Sel.Name != "HasLogged" {
+				return true
+			}
+
+			quoted := strings.Trim(literal.Value, "`\"")
+			if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, quoted) }) {
+				out = append(out, fmt.Sprintf("%s: the program logs no text %s", f.fset.Position(literal.Pos()), literal.Value))
+			}
+			return true
+		})
+	}
+	return out
+}

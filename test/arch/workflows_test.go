@@ -60,3 +60,21 @@ func definesFlag(t *testing.T, dir, name string) bool {
 	}
 	return false
 }
+
+// idleSuccess is a step of CI that notes a check that it cannot make, and succeeds.
+var idleSuccess = regexp.MustCompile(`(?m)^.*\bnote\b.*\n\s*(?:return|exit) 0$`)
+
+// TestStepsOfCIDoNotSucceedIdly: a complete run fails if it cannot make a check. Elsewhere the end of the output lists the check.
+func TestStepsOfCIDoNotSucceedIdly(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"run", "docs"} {
+		text, err := os.ReadFile(filepath.Join("../../.ci", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		for _, step := range idleSuccess.FindAllString(string(text), -1) {
+			t.Errorf(".ci/%s succeeds without a check; call skipped:\n%s", file, step)
+		}
+	}
+}

@@ -28,8 +28,9 @@ func TestPrimaryKilled(t *testing.T) {
 	s := kit.New(t, kit.Options{Stack: stack})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
-	s.StartRelay().WaitTookOver()
-	s.StartRelay().WaitForLog("standing by")
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.StartStandby(owner)
 	load := s.StartLoad(kit.Load{Rate: steadyRate(), Tolerant: true})
 	for range chooseRounds(1, 8) {
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)

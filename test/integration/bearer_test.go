@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
 	"github.com/outrelay/outrelay/internal/lab/devstack"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/bearer"
@@ -159,27 +162,25 @@ func newTokenServer(t *testing.T, user string) *tokenServer {
 	return s
 }
 
-// tokenReader counts how often each event is handled.
+// tokenReader is a consumer whose handler stores the ids of its events. It may run again for an event if MongoDB rolls its transaction
+// back, so only the stored ids count.
 type tokenReader struct {
 	t       *testing.T
-	mu      sync.Mutex
-	handled map[string]int
+	handled *mongo.Collection
 }
 
 func readWithToken(t *testing.T, s *kit.Scene, brokers []string, group string, opts ...consumer.Option) *tokenReader {
 	t.Helper()
-	r := &tokenReader{t: t, handled: map[string]int{}}
+	r := &tokenReader{t: t, handled: s.DB.Collection("handled-" + group)}
 	c, err := consumer.New(group, s.DB, append([]consumer.Option{
 		consumer.WithBrokers(brokers...), consumer.WithTopics(s.TopicOf("order")),
 	}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Handle("count", consumer.Func(func(_ context.Context, m *consumer.Message) error {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.handled[m.ID]++
-		return nil
+	if err := c.Handle("count", consumer.Func(func(ctx context.Context, m *consumer.Message) error {
+		_, err := r.handled.InsertOne(ctx, bson.D{{Key: "of", Value: m.ID}})
+		return err
 	}, "*")); err != nil {
 		t.Fatal(err)
 	}
@@ -198,18 +199,28 @@ func readWithToken(t *testing.T, s *kit.Scene, brokers []string, group string, o
 
 func (r *tokenReader) waitHandled(name string, n int) {
 	r.t.Helper()
-	count := func() int {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return len(r.handled)
+	// readTimes returns how often each event was handled.
+	readTimes := func() map[string]int {
+		var list []struct{ Of string }
+		cursor, err := r.handled.Find(r.t.Context(), bson.D{})
+		if err == nil {
+			err = cursor.All(r.t.Context(), &list)
+		}
+		if err != nil {
+			r.t.Error(err)
+		}
+
+		times := map[string]int{}
+		for _, document := range list {
+			times[document.Of]++
+		}
+		return times
 	}
 
-	stacktest.EventuallyIn(r.t, kit.Patience, fmt.Sprintf("%s handles %d events", name, n), func() bool { return count() >= n }, func() any { return count() })
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for id, times := range r.handled {
-		if times != 1 {
-			r.t.Errorf("%s handled %s %d times", name, id, times)
+	stacktest.EventuallyIn(r.t, kit.Patience, fmt.Sprintf("%s handles %d events", name, n), func() bool { return len(readTimes()) >= n }, func() any { return len(readTimes()) })
+	for id, n := range readTimes() {
+		if n != 1 {
+			r.t.Errorf("%s handled %s %d times", name, id, n)
 		}
 	}
 }

@@ -35,8 +35,7 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 		waitForResponse(t, owner, path, want)
 	}
 
-	standby := s.StartRelay()
-	standby.WaitForLog("standing by")
+	owner, standby := s.StartStandby(owner)
 	waitForResponse(t, standby, "/readyz", `"standby"`)
 	if code, out, errOut := s.RunCommand("validate"); code != 0 || errOut != "" || !strings.Contains(out, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)

@@ -21,7 +21,8 @@ import (
 // stops on SIGTERM.
 func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{})
+	// On a busy machine, a renewal may take longer than the 2 s of other tests.
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s"}})
 	s.SetConfig("log.level", "info")
 	topics := s.ReadTopics()
 	p := s.StartRelay()
@@ -76,7 +77,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	if log := p.ReadLog(); strings.Count(log, "\n") > 2000 {
 		t.Errorf("%d lines in the log", strings.Count(log, "\n"))
 	}
-	if s.CurrentEpoch() != epoch || p.HasLogged("could not be renewed") {
+	if s.CurrentEpoch() != epoch || p.HasLogged("the lease was not renewed in time; work is suspended until it is renewed") {
 		t.Error("the lease was lost, or not renewed in time")
 	}
 

@@ -22,36 +22,16 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// loggedLine is a line of the text format.
-type loggedLine struct{ level, message, attrs string }
-
-var textLine = regexp.MustCompile(`^[0-9:.]+ (DEBUG|INFO|WARN|ERROR) (.*?)((?: [a-z_]+=.*)?)$`)
-
-// readLines returns the lines of a process above the level debug, after the first skipped lines of its log.
-func readLines(t *testing.T, p *kit.Process, skipped int) (lines []loggedLine) {
-	t.Helper()
-	for _, text := range strings.Split(p.ReadLog(), "\n")[skipped:] {
-		m := textLine.FindStringSubmatch(text)
-		if m == nil {
-			t.Fatalf("no line of the text format: %q", text)
-		}
-		if m[1] != "DEBUG" {
-			lines = append(lines, loggedLine{m[1], m[2], m[3]})
-		}
-	}
-	return lines
-}
-
 // problemsIn returns the lines of level warn and error.
-func problemsIn(lines []loggedLine) []loggedLine {
-	return slices.DeleteFunc(slices.Clone(lines), func(l loggedLine) bool { return l.level == "INFO" })
+func problemsIn(lines []kit.LogLine) []kit.LogLine {
+	return slices.DeleteFunc(slices.Clone(lines), func(l kit.LogLine) bool { return l.Level == "INFO" })
 }
 
 // problemsAtStart returns the problems of a relay with healthy servers. A server of a busy machine may be slow for a moment, so that a
 // renewal of the lease or a request to Kafka fails. That is no problem of the start.
-func problemsAtStart(lines []loggedLine) []loggedLine {
-	return slices.DeleteFunc(problemsIn(lines), func(l loggedLine) bool {
-		return l.message == "cannot renew the lease; work stops if it expires" || l.message == kafkaIsAway
+func problemsAtStart(lines []kit.LogLine) []kit.LogLine {
+	return slices.DeleteFunc(problemsIn(lines), func(l kit.LogLine) bool {
+		return l.Message == "cannot renew the lease; work stops if it expires" || l.Message == kafkaIsAway
 	})
 }
 
@@ -82,14 +62,14 @@ func (w watchedLogs) checkEachOnce(problem string, most int) {
 	w.t.Helper()
 	for p, before := range w.began {
 		times := map[string]int{}
-		lines := readLines(w.t, p, before)
+		lines := p.ReadLines(before)
 		problems := problemsIn(lines)
 		for _, l := range problems {
-			times[ofAttempt.ReplaceAllString(l.message+l.attrs, "")]++
+			times[ofAttempt.ReplaceAllString(l.Message+l.Attrs, "")]++
 		}
 		for _, l := range lines {
-			if l.message == "standing by" {
-				times[l.message+l.attrs]++
+			if l.Message == "standing by" {
+				times[l.Message+l.Attrs]++
 			}
 		}
 
@@ -110,7 +90,7 @@ func (w watchedLogs) waitForEach(messages ...string) {
 	w.t.Helper()
 	for p, before := range w.began {
 		stacktest.Eventually(w.t, p.Node+" logs "+strings.Join(messages, " or "), func() bool {
-			return slices.ContainsFunc(readLines(w.t, p, before), func(l loggedLine) bool { return slices.Contains(messages, l.message) })
+			return slices.ContainsFunc(p.ReadLines(before), func(l kit.LogLine) bool { return slices.Contains(messages, l.Message) })
 		})
 	}
 }
@@ -119,7 +99,7 @@ func (w watchedLogs) waitForEach(messages ...string) {
 func (w watchedLogs) checkNumberOf(message string, n int) {
 	w.t.Helper()
 	for p, before := range w.began {
-		lines := slices.DeleteFunc(readLines(w.t, p, before), func(l loggedLine) bool { return l.message != message })
+		lines := slices.DeleteFunc(p.ReadLines(before), func(l kit.LogLine) bool { return l.Message != message })
 		if len(lines) != n {
 			w.t.Errorf("%s: %d lines %q, want %d", p.Node, len(lines), message, n)
 		}
@@ -139,8 +119,7 @@ func TestALastingProblemIsLoggedOnce(t *testing.T) {
 	topics := s.ReadTopics()
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	standby := s.StartRelay()
-	standby.WaitForLog("standing by")
+	owner, standby := s.StartStandby(owner)
 	send := func(aggregateType string, from, to int) {
 		t.Helper()
 		for i := from; i < to; i++ {
@@ -150,7 +129,7 @@ func TestALastingProblemIsLoggedOnce(t *testing.T) {
 	send("order", 0, 10)
 	s.CheckDelivery(topics)
 	for _, p := range []*kit.Process{owner, standby} {
-		if bad := problemsAtStart(readLines(t, p, 0)); len(bad) > 0 {
+		if bad := problemsAtStart(p.ReadLines(0)); len(bad) > 0 {
 			t.Errorf("a healthy start logs problems: %q", bad)
 		}
 	}

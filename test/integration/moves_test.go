@@ -102,7 +102,7 @@ func TestAWatcherMovesToAnotherKafkaCluster(t *testing.T) {
 	after := newEvents("after", 50)
 	s.AppendEvents(s.Outbox(), after...)
 	onNew.WaitDistinct(len(during) + len(after))
-	if bad := problemsAtStart(readLines(t, p, 0)); len(bad) != 1 || !strings.Contains(bad[0].message, "and this is cluster") {
+	if bad := problemsAtStart(p.ReadLines(0)); len(bad) != 1 || !strings.Contains(bad[0].Message, "and this is cluster") {
 		t.Errorf("the relay logs %q, want the change of the cluster in one line", bad)
 	}
 

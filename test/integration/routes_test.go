@@ -397,7 +397,7 @@ func TestFirstStart(t *testing.T) {
 			p.WaitTookOver()
 			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 1, 30))
 			s.CheckDelivery(topics)
-			if bad := problemsAtStart(readLines(t, p, 0)); len(bad) > 0 {
+			if bad := problemsAtStart(p.ReadLines(0)); len(bad) > 0 {
 				t.Errorf("a healthy first start logs problems: %q", bad)
 			}
 			// A second start ignores the setting, because there is a position.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -167,6 +168,27 @@ func (p *Process) HasLogged(text string) bool { return p.log.findLine(text) != "
 
 // ReadLog returns the log so far.
 func (p *Process) ReadLog() string { return p.log.lastLines(1 << 20) }
+
+// LogLine is a line of the text format.
+type LogLine struct{ Level, Message, Attrs string }
+
+var textLine = regexp.MustCompile(`^[0-9:.]+ (DEBUG|INFO|WARN|ERROR) (.*?)((?: [a-z_]+=.*)?)$`)
+
+// ReadLines returns the lines above the level debug, after the first skipped lines of the log. It fails the test if a line has another
+// format.
+func (p *Process) ReadLines(skipped int) (lines []LogLine) {
+	p.tb.Helper()
+	for _, text := range strings.Split(p.ReadLog(), "\n")[skipped:] {
+		m := textLine.FindStringSubmatch(text)
+		if m == nil {
+			p.tb.Fatalf("no line of the text format: %q", text)
+		}
+		if m[1] != "DEBUG" {
+			lines = append(lines, LogLine{m[1], m[2], m[3]})
+		}
+	}
+	return lines
+}
 
 // lineLog collects lines, and wakes the goroutines that wait for a line.
 type lineLog struct {

@@ -6,8 +6,8 @@
 //	rerun [FLAG of go test]... -- PACKAGE... [-args FLAG of the tests...]
 //
 // Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race,
-// a timeout, a package that fails although all its tests pass (for example because of leaked
-// goroutines), and more than ten failed tests. The option --rerun-fails of gotestsum does the same, except that
+// a timeout, a package that ends before its tests do (for example because it was killed), one that fails although all its tests pass
+// (for example because of leaked goroutines), and more than ten failed tests. The option --rerun-fails of gotestsum does the same, except that
 // it passes a package that fails although all its tests pass: its second run has no tests.
 package main
 
@@ -105,6 +105,7 @@ type testRun struct {
 type packageResult struct {
 	out    io.Writer
 	output map[string][]string // by test, without subtests; "" is the output of the package
+	begun  []string            // tests without a result, without subtests
 	failed []string            // tests, without subtests
 	reason string              // why the package failed, unless only tests failed
 }
@@ -173,6 +174,13 @@ func (r *testRun) handleEvent(event event) {
 	}
 
 	switch event.Action {
+	case "run":
+		result.begun = append(result.begun, test)
+	case "pass", "fail", "skip":
+		result.begun = slices.DeleteFunc(result.begun, func(name string) bool { return name == test })
+	}
+
+	switch event.Action {
 	case "fail":
 		result.failed = append(result.failed, test)
 		result.printOutput(test)
@@ -226,9 +234,14 @@ func (p *packageResult) finishPackage(event event) {
 			}
 		}
 
-		if event.FailedBuild != "" {
+		switch {
+		case event.FailedBuild != "":
 			p.reason = "build failed"
-		} else if len(p.failed) == 0 && p.reason == "" {
+		case p.reason != "":
+		case len(p.begun) > 0:
+			// The tests after these did not run, so no second run of a failed test shows that the package is good.
+			p.reason = "it ended before " + strings.Join(p.begun, ", ") + " did"
+		case len(p.failed) == 0:
 			p.reason = "the package failed, although none of its tests did"
 		}
 	}

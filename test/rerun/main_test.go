@@ -48,8 +48,10 @@ func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
 		"hangs":  {`func TestX(t *testing.T) { if first() { select {} } }`, 1, "FAILED example.com/x: panic or timeout", "FLAKY"},
 		"race": {`func TestX(t *testing.T) { os.Stdout.WriteString("WARNING: DATA RACE\nwhere it is\n") }
 			func TestY(t *testing.T) { t.Error("race detected") }`, 1, "where it is", "FLAKY"},
-		"build":   {`func TestX(t *testing.T) { absent() }`, 1, "FAILED example.com/x: build failed", "FLAKY"},
-		"main":    {`func TestMain(m *testing.M) { m.Run(); if first() { os.Exit(1) } }`, 1, "although none of its tests did", "FLAKY"},
+		"build": {`func TestX(t *testing.T) { absent() }`, 1, "FAILED example.com/x: build failed", "FLAKY"},
+		"main":  {`func TestMain(m *testing.M) { m.Run(); if first() { os.Exit(1) } }`, 1, "although none of its tests did", "FLAKY"},
+		"cut": {`func TestX(t *testing.T) { if first() { t.Error("not this time") } }
+			func TestY(t *testing.T) { os.Exit(1) }`, 1, "FAILED example.com/x: it ended before TestY did", "FLAKY"},
 		"many":    {"func TestX(t *testing.T) { t.Error() }\n" + manyTests(), 1, "too many to be run again", "FLAKY"},
 		"skipped": {`func TestX(t *testing.T) { t.Skip("why") }`, 0, "1 passed, 0 failed, 1 skipped", "FLAKY"},
 	} {
@@ -62,7 +64,12 @@ func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
 				}
 			}
 
-			cmd := exec.CommandContext(t.Context(), program, "-timeout", "10s", "--", ".", "-args", "-x.given=1")
+			// A busy machine starts a package late, and only one of them has to reach its timeout.
+			timeout := "60s"
+			if name == "hangs" {
+				timeout = "10s"
+			}
+			cmd := exec.CommandContext(t.Context(), program, "-timeout", timeout, "--", ".", "-args", "-x.given=1")
 			cmd.Dir = dir
 			out, _ := cmd.CombinedOutput()
 			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.wantOutput) || strings.Contains(string(out), c.unwanted) {

@@ -314,7 +314,7 @@ func TestUnknownTopicsAreNotCounted(t *testing.T) {
 		t.Error("the router does not need the topics")
 	}
 
-	// Then they count, whatever was decided before.
+	// Then they count, also after earlier decisions.
 	r.SetExistingTopics(map[string]bool{"outbox.event.a": true})
 	for i, want := range []record.Class{"", "", record.NotAllowed} {
 		aggregateType := []string{"a", "b", "c"}[i]

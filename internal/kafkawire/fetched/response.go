@@ -65,7 +65,7 @@ func Read(reader io.Reader, version int16, correlation int32) (*Response, error)
 	return Parse(body, version)
 }
 
-// Parse decodes a response in version version, from 4 to 11 or 13. kafka-go negotiates one of the versions from 4 to 11 with every
+// Parse decodes a response of a version from 4 to 11 or 13. kafka-go negotiates one of the versions from 4 to 11 with every
 // broker that supports transactions.
 func Parse(body []byte, version int16) (*Response, error) {
 	if version == WithIDs {

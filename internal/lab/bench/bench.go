@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +24,7 @@ import (
 // The hidden commands of the program that start children.
 const (
 	ChildCommand = "bench-child" // calls Child
-	RelayCommand = "bench-relay" // `run` with profiles; ends with its standard input
+	RelayCommand = "bench-relay" // `run` with profiles
 )
 
 // Options configure a benchmark. A field without a default must be set.
@@ -109,7 +110,7 @@ func (o Options) Check() error {
 		}
 	}
 
-	if len(o.Rates) > 0 && o.Duration < time.Second {
+	if len(o.Rates)+len(o.Peers)+len(o.Growth)+o.Failover > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
 	}
 	if o.TTL != 0 && o.TTL < time.Second {
@@ -128,14 +129,14 @@ const (
 // bench is the state of one benchmark.
 type bench struct {
 	Options
-	stack   *devstack.Stack // nil if both servers were given
+	stack   *devstack.Stack // of the relays, and of the servers that were not given
+	relays  int             // started so far
 	servers []int           // known processes of the servers
 	mongods []int           // databases of MongoDB
 	login   *config.Config  // nil: without logins
 	client  *mongo.Client
 	cluster *cluster
 	db      string
-	dir     string // of configuration files
 	start   bson.Timestamp
 
 	numbered int
@@ -166,6 +167,9 @@ func (o Options) withServers(ctx context.Context, measure func(*bench) error) (e
 			return fmt.Errorf("finding this program: %w", err)
 		}
 	}
+	if err := o.makePathsAbsolute(); err != nil {
+		return err
+	}
 
 	run := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1, numberOf: eventNumber}
 	defer func() { err = errors.Join(err, run.cleanUp(context.WithoutCancel(ctx))) }()
@@ -175,16 +179,26 @@ func (o Options) withServers(ctx context.Context, measure func(*bench) error) (e
 	return measure(run)
 }
 
+// makePathsAbsolute makes the paths valid for relays, which run in a directory of their stack.
+func (o *Options) makePathsAbsolute() error {
+	var errs []error
+	for _, path := range []*string{&o.Relay, &o.CPUProfile, &o.MemProfile} {
+		// A program without a directory is on the PATH.
+		if *path == "" || path == &o.Relay && filepath.Base(*path) == *path {
+			continue
+		}
+		absolute, err := filepath.Abs(*path)
+		*path, errs = absolute, append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 func (b *bench) logProgress(format string, args ...any) {
 	fmt.Fprintf(b.Progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // openServers starts the servers, or connects to the given ones.
 func (b *bench) openServers(ctx context.Context) (err error) {
-	if b.dir, err = os.MkdirTemp("", "outrelay-bench-"); err != nil {
-		return err
-	}
-
 	if b.Config != nil {
 		if err := b.useConfig(b.Config); err != nil {
 			return err
@@ -195,9 +209,7 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 
 	if b.MongoDB == "" {
 		want.Mongods = 1
-		// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
-		mb := b.Events / 1024 * (b.Payload + 600) / 1024
-		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
+		want.Mongo = b.mongoOptions()
 	} else {
 		hosts := options.Client().ApplyURI(b.MongoDB).Hosts
 		b.mongods = listeners(hosts)
@@ -210,17 +222,19 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 		given = append(given, b.Kafka...)
 	}
 
+	start := devstack.StartEmpty
 	if want.Mongods+want.Brokers > 0 {
-		if b.stack, err = devstack.Start(ctx, want); err != nil {
-			return err
-		}
-
-		if b.OnHardStop != nil {
-			b.OnHardStop(b.stack.Stop)
-		}
-		b.mongods = knownPIDs(b.stack.Mongods())
-		b.servers = slices.Concat(b.mongods, knownPIDs(b.stack.Kafkas()))
+		start = func(ctx context.Context) (*devstack.Stack, error) { return devstack.Start(ctx, want) }
 	}
+	if b.stack, err = start(ctx); err != nil {
+		return err
+	}
+	if b.OnHardStop != nil {
+		b.OnHardStop(b.stack.Stop)
+	}
+
+	b.mongods = slices.Concat(b.mongods, knownPIDs(b.stack.Mongods()))
+	b.servers = slices.Concat(knownPIDs(b.stack.Mongods()), knownPIDs(b.stack.Kafkas()))
 	if b.MongoDB == "" {
 		b.MongoDB = b.stack.MongoURI()
 	}
@@ -244,6 +258,18 @@ func (b *bench) openServers(ctx context.Context) (err error) {
 	return err
 }
 
+// mongoOptions returns the options of the mongod that the benchmark starts.
+func (o Options) mongoOptions() devstack.MongoOptions {
+	// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
+	mb := o.Events / 1024 * (o.Payload + 600) / 1024
+	return devstack.MongoOptions{
+		CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb),
+		// All runs write more than the oplog holds, and the last drain reads the same backlog as the first. So nothing of it is removed
+		// for a day.
+		Args: []string{"--oplogMinRetentionHours", "24"},
+	}
+}
+
 // cleanUp removes everything that the benchmark has created.
 func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -264,9 +290,6 @@ func (b *bench) cleanUp(ctx context.Context) error {
 	}
 	if b.stack != nil {
 		b.stack.Stop()
-	}
-	if b.dir != "" {
-		errs = append(errs, os.RemoveAll(b.dir))
 	}
 	return errors.Join(errs...)
 }

@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -123,6 +125,65 @@ func TestShots(t *testing.T) {
 	}
 }
 
+// TestDrainIsCheckedByItsRelay: a drain counts if the relay has read each event once from the stream.
+func TestDrainIsCheckedByItsRelay(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"outrelay_read_total 5\n": "",
+		"outrelay_read_total 4\n": "4 events of a backlog of 5",
+		"outrelay_read_total 6\n": "6 events of a backlog of 5",
+		"outrelay_read_total 0\noutrelay_gaps_total{reason=\"history_lost\"} 1\n": "the oplog of MongoDB has lost the backlog",
+		"outrelay_gaps_total{reason=\"a b\"} 0\noutrelay_read_total 5\n":          "",
+	} {
+		counters, err := parseCounters([]byte(text))
+		if err == nil {
+			err = counters.checkDrain(5)
+		}
+
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestBenchmarkKeepsTheHistoryOfItsBacklog: each run can read the backlog, also after many writes of others.
+func TestBenchmarkKeepsTheHistoryOfItsBacklog(t *testing.T) {
+	t.Parallel()
+	args := Options{Events: 100_000, Payload: 1024, Runs: 1000}.mongoOptions().Args
+	if i := slices.Index(args, "--oplogMinRetentionHours"); i < 0 {
+		t.Errorf("%q does not keep the oplog", args)
+	}
+}
+
+// TestRecordsAfterTheEndAreNoPartOfTheRate: other lanes finish their transactions after the last record that is measured.
+func TestRecordsAfterTheEndAreNoPartOfTheRate(t *testing.T) {
+	t.Parallel()
+	e := &effects{spec: spec{Events: 2}, delay: hdrhistogram.New(1, longestRecorded, 3), stop: func() {}}
+	e.countDone(2, time.Millisecond)
+	e.countDone(5, time.Second)
+
+	out, err := e.finalOutcome(nil)
+	if err != nil || out.Events != 2 || out.Goes != 1 || out.P99 > 2 {
+		t.Errorf("%+v, %v", out, err)
+	}
+}
+
+// TestEffectsOfConsumersAreChecked: a lost effect and a repeated one do not cancel out.
+func TestEffectsOfConsumersAreChecked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		effects, records int
+		marked, good     bool
+	}{{3, 3, true, true}, {5, 5, true, true}, {2, 2, true, false}, {3, 2, true, false}, {4, 3, true, false}, {4, 3, false, true}, {3, 2, false, false}} {
+		err := spec{Events: 3, Handling: handling{Marked: c.marked}}.checkEffects(c.effects, c.records)
+		inbox := spec{Events: 3, Handling: handling{Inbox: c.marked}}.checkEffects(c.effects, c.records)
+
+		if (err == nil) != c.good || (inbox == nil) != c.good {
+			t.Errorf("%+v: %v, %v", c, err, inbox)
+		}
+	}
+}
+
 func TestMedian(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -171,6 +232,21 @@ func TestOptionsReportAllProblems(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s is missing from: %v", name, err)
 		}
+	}
+}
+
+// TestEachMeasurementOverTimeNeedsTime: also without rates, a measurement divides by its duration.
+func TestEachMeasurementOverTimeNeedsTime(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string]Options{"rates": {Rates: []int{1}}, "failover": {Failover: 1}, "peers": {Peers: Peers()}, "growth": {Growth: []int{1}}} {
+		options.Events, options.Payload, options.Runs = 1, minPayload, 1
+		if err := options.Check(); err == nil || !strings.Contains(err.Error(), "seconds") {
+			t.Errorf("%s without a duration: %v", name, err)
+		}
+	}
+
+	if err := (Options{Events: 1, Payload: minPayload, Runs: 1}).Check(); err != nil {
+		t.Error(err)
 	}
 }
 

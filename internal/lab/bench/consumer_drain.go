@@ -74,7 +74,8 @@ func (e *effects) disconnect() { _ = e.client.Disconnect(context.Background()) }
 // applyEffect makes the effect of one record.
 func (e *effects) applyEffect(ctx context.Context, key, value []byte) error {
 	e.markStarted()
-	_, err := e.coll.InsertOne(ctx, bson.D{{Key: "of", Value: string(key)}, {Key: "bytes", Value: len(value)}})
+	number, _ := eventNumber(value)
+	_, err := e.coll.InsertOne(ctx, bson.D{{Key: "of", Value: string(key)}, {Key: "number", Value: number}})
 	return err
 }
 
@@ -90,12 +91,16 @@ func (e *effects) markStarted() {
 func (e *effects) countDone(n int, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	// The rate is that of the time until the end. Lanes that finish their transactions afterwards do not belong to it.
+	if e.out.Ended != 0 {
+		return
+	}
 	_ = e.delay.RecordValue(min(took.Microseconds(), longestRecorded))
 	e.noteStallLocked(time.Now())
 
 	e.out.Goes++
 	e.out.Events += n
-	if e.out.Events >= e.Events && e.out.Ended == 0 {
+	if e.out.Events >= e.Events {
 		e.out.Ended = time.Now().UnixNano()
 		e.stop()
 	}
@@ -106,7 +111,7 @@ const leastStall = 100 * time.Millisecond
 
 // noteStallLocked records how long no record was handled before now.
 func (e *effects) noteStallLocked(now time.Time) {
-	if !e.last.IsZero() && e.out.Ended == 0 {
+	if !e.last.IsZero() {
 		stall := now.Sub(e.last)
 		ms := float64(stall.Microseconds()) / 1000
 		e.out.Stall = max(e.out.Stall, ms)

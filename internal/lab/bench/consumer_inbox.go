@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -168,13 +167,21 @@ func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, go
 		return reading, err
 	}
 
-	// A result with missing effects must not be reported as a rate.
-	n, err := b.client.Database(spec.DB).Collection(spec.Collection).CountDocuments(ctx, bson.D{})
-	if err == nil && int(n) < spec.Events {
-		err = errors.New("effects are missing")
+	// A result with missing or repeated effects must not be reported as a rate.
+	var list []struct{ Number int }
+	cursor, err := b.client.Database(spec.DB).Collection(spec.Collection).Find(ctx, bson.D{})
+	if err == nil {
+		err = cursor.All(ctx, &list)
 	}
 	if err != nil {
-		return reading, fmt.Errorf("%d effects of %d records: %w", n, spec.Events, err)
+		return reading, fmt.Errorf("reading the effects: %w", err)
+	}
+	distinct := map[int]bool{}
+	for _, effect := range list {
+		distinct[effect.Number] = true
+	}
+	if err := spec.checkEffects(len(list), len(distinct)); err != nil {
+		return reading, err
 	}
 
 	eps := perSecond(outcome.Events, outcome.Began, outcome.Ended)
@@ -187,6 +194,15 @@ func (b *bench) drainBy(ctx context.Context, name string, spec spec, run int, go
 	}
 	return newReading(meter, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
 		eps, outcome.P50, outcome.P99, float64(outcome.Events)/float64(max(outcome.Goes, 1)), each(child.pid()), each(b.serverPIDs()...)), nil
+}
+
+// checkEffects returns an error if the effects are not those of as many records. Without marks, a repeated record repeats its effect.
+func (s spec) checkEffects(effects, records int) error {
+	once := s.Handling.Inbox || s.Handling.Marked
+	if records < s.Events || once && effects != records {
+		return fmt.Errorf("%d effects of %d records, want %d records", effects, records, s.Events)
+	}
+	return nil
 }
 
 // newConsumerResult returns the medians of the figures.

@@ -181,6 +181,19 @@ func (w *watcher) estimateRest(events int) time.Duration {
 	return time.Duration(float64(took) * float64(events-w.n) / float64(w.n-w.firstN))
 }
 
+// checkDrain returns an error unless the relay has read each event once from the stream. Otherwise the time between the first and the last
+// record is no measurement of that.
+func (c counters) checkDrain(events int) error {
+	switch {
+	case c.gaps > 0:
+		return fmt.Errorf("the oplog of MongoDB has lost the backlog, so the relay has read the collection and only %.0f of %d events from the stream: "+
+			"enlarge the oplog, or take fewer --events or --runs", c.read, events)
+	case int(c.read) != events:
+		return fmt.Errorf("the relay has read %.0f events of a backlog of %d", c.read, events)
+	}
+	return nil
+}
+
 func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 	drained := drained{peak: w.after.hwm, early: w.early, end: w.most, otherCPU: w.otherCPU, known: w.known}
 
@@ -200,8 +213,8 @@ func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 	if err != nil {
 		return drained, err
 	}
-	if int(end.read) < w.Events {
-		return drained, fmt.Errorf("the relay has read only %.0f of %d events", end.read, w.Events)
+	if err := end.checkDrain(w.Events); err != nil {
+		return drained, err
 	}
 
 	scrape := again.mallocs - end.mallocs

@@ -220,8 +220,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		}
 
 		// The old process must be gone before another one gets its address.
-		<-old.done
-		_ = old.in.Close()
+		<-old.Done()
 		out = append(out, float64(gap.Microseconds())/1000)
 		p.logProgress("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
 

@@ -164,7 +164,7 @@ func (b *bench) startGrowth(ctx context.Context, way string, n int, name string)
 			return tail, relays, colls, err
 		}
 		streams.watch, streams.topic, streams.start = coll.Name(), topic, "now"
-		streams.state, streams.label = b.newStateDB(coll.Name()), name
+		streams.state, streams.label = b.newStateDB(coll.Name()), coll.Name()
 		tail.relay, err = b.startRelay(streams)
 		if err != nil {
 			return tail, relays, colls, err

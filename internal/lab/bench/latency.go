@@ -170,7 +170,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	if err != nil {
 		return latencies{}, err
 	}
-	return b.streamLatency(ctx, coll, rate, shots, func(number int, _ []byte) error {
+	return b.streamLatency(ctx, coll, rate, shots, func() error { return nil }, func(number int, _ []byte) error {
 		shots.recordArrival(number, time.Now())
 		return nil
 	})
@@ -186,7 +186,7 @@ func (b *bench) bothLatency(ctx context.Context, coll *mongo.Collection, tailing
 	}
 	tailing.shots.Store(shots)
 
-	return b.streamLatency(ctx, coll, rate, shots, func(number int, payload []byte) error {
+	return b.streamLatency(ctx, coll, rate, shots, tailing.consumer.failure, func(number int, payload []byte) error {
 		key := kafka.NewBytes([]byte(orderingKey(number)))
 		record := kafka.Record{Key: key, Value: kafka.NewBytes(payload)}
 		_, err := b.cluster.client.Produce(ctx, &kafka.ProduceRequest{
@@ -196,9 +196,9 @@ func (b *bench) bothLatency(ctx context.Context, coll *mongo.Collection, tailing
 	})
 }
 
-// streamLatency inserts the shots at a fixed rate. It calls take for each event of a bare change stream.
+// streamLatency inserts the shots at a fixed rate. It calls take for each event of a bare change stream, and ends with the error of failed.
 func (b *bench) streamLatency(
-	ctx context.Context, coll *mongo.Collection, rate int, shots *shots, take func(number int, payload []byte) error,
+	ctx context.Context, coll *mongo.Collection, rate int, shots *shots, failed func() error, take func(number int, payload []byte) error,
 ) (latencies, error) {
 	var latencies latencies
 	ctx, cancel := context.WithCancel(ctx)
@@ -230,10 +230,10 @@ func (b *bench) streamLatency(
 	latencies.otherCPU, latencies.known = meter.measureOtherCPU()
 
 	err = shots.awaitArrivals(ctx, func() error {
-		if failed := failure.Load(); failed != nil {
-			return *failed
+		if err := failure.Load(); err != nil {
+			return *err
 		}
-		return nil
+		return failed()
 	})
 
 	histogram := shots.delayHistogram()

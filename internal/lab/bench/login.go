@@ -21,6 +21,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/contract/config"
 	"github.com/outrelay/outrelay/internal/contract/sasl"
+	"github.com/outrelay/outrelay/internal/lab/devstack"
 	pkgconnect "github.com/outrelay/outrelay/internal/relay/connect"
 )
 
@@ -170,10 +171,19 @@ func (b *comparison) trustStore(ctx context.Context, dir string) ([]string, erro
 	if b.login == nil || b.login.MongoDB.TLS == nil || b.login.MongoDB.TLS.CA == "" {
 		return nil, nil
 	}
+	// The PATH may have only the java of an installation.
+	java, err := devstack.FindJava(ctx)
+	if err == nil {
+		java, err = filepath.EvalSymlinks(java)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("finding keytool: %w", err)
+	}
+
 	store := filepath.Join(dir, "trust.p12")
 	// The store has only public certificates.
 	const password = "benchmark"
-	cmd := exec.CommandContext(ctx, "keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", b.login.MongoDB.TLS.CA,
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(java), "keytool"), "-importcert", "-noprompt", "-alias", "ca", "-file", b.login.MongoDB.TLS.CA,
 		"-keystore", store, "-storetype", "PKCS12", "-storepass", password)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("importing mongodb.tls.ca with keytool: %w\n%s", err, out)

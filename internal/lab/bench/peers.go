@@ -7,17 +7,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/lab/devstack/kafkaconnect"
 )
 
-// The defaults of [RunPeers]. One run takes about twelve minutes on two cores.
+// The defaults of [RunPeers]. One run takes about thirteen minutes on two cores.
 const (
 	DefaultPeerEvents   = 100_000
 	DefaultPeerPayload  = 1000
@@ -29,10 +29,11 @@ const (
 func Peers() []string { return []string{kafkaconnect.Debezium, kafkaconnect.MongoKafka} }
 
 const (
-	killRate   = 1000             // events per second while a publisher is killed
-	beforeKill = 12 * time.Second // the offsets of the connectors are stored at least once
-	afterKill  = 5 * time.Second
-	killWithin = 3 * time.Minute // from the restart until everything has arrived
+	killRate       = 1000             // events per second while a publisher is killed
+	offsetInterval = 10 * time.Second // the connectors store their offsets this often
+	beforeKill     = 12 * time.Second // they are stored at least once
+	afterKill      = 5 * time.Second
+	killWithin     = 3 * time.Minute // from the restart until everything has arrived
 )
 
 // system is a publisher with a setting, and a row of the table.
@@ -105,20 +106,35 @@ func RunPeers(ctx context.Context, options Options) (res PeersResult, err error)
 
 		list := comparison.listSystems()
 		got := make([][]peerRun, len(list))
-		for round := range comparison.Runs {
-			for i := range list {
-				at := (i + round) % len(list)
-				run, err := comparison.measureSystem(ctx, list[at], round)
-				if err != nil {
-					return fmt.Errorf("%s: %w", list[at].name, err)
-				}
-				got[at] = append(got[at], run)
+		comparison.logProgress("warming the servers up in round 0, which does not count")
+		for _, turn := range listTurns(len(list), comparison.Runs) {
+			run, err := comparison.measureSystem(ctx, list[turn.system], turn.round)
+			if err != nil {
+				return fmt.Errorf("%s: %w", list[turn.system].name, err)
+			}
+			if turn.round > 0 {
+				got[turn.system] = append(got[turn.system], run)
 			}
 		}
 		res, err = comparison.newPeersResult(ctx, list, got)
 		return err
 	})
 	return res, err
+}
+
+// turn is the measurement of a system in a round. Round 0 warms the servers up.
+type turn struct{ round, system int }
+
+// listTurns returns the order of the measurements. Without a warm-up, the first system of round 1 alone would be measured on servers that
+// have just started.
+func listTurns(systems, rounds int) []turn {
+	turns := []turn{{0, 0}}
+	for round := 1; round <= rounds; round++ {
+		for i := range systems {
+			turns = append(turns, turn{round, (i + round - 1) % systems})
+		}
+	}
+	return turns
 }
 
 // peerRun has the figures of one system in one round.
@@ -136,7 +152,7 @@ type peerRun struct {
 
 // measureSystem makes all measurements of a system with its own collection and topic.
 func (b *comparison) measureSystem(ctx context.Context, system system, round int) (run peerRun, err error) {
-	name := fmt.Sprintf("%s%d", system.name, round+1)
+	name := fmt.Sprintf("%s%d", system.name, round)
 	place, err := b.preparePlace(ctx, system, name)
 	if err != nil {
 		return run, err
@@ -155,7 +171,7 @@ func (b *comparison) measureSystem(ctx context.Context, system system, round int
 	if err := b.followPeer(ctx, pub, place.topic, &run); err != nil {
 		return run, err
 	}
-	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  CPU of others %.0f %%", round+1, system.name, run.DrainEPS, run.CPUPerMillion, run.MongodCPU, run.OtherCPU)
+	b.logProgress("round %d: %-18s %7.0f/s  CPU-s per million %.1f + %.1f  CPU of others %.0f %%", round, system.name, run.DrainEPS, run.CPUPerMillion, run.MongodCPU, run.OtherCPU)
 
 	// The latency starts after the drain, so no backlog is in its way.
 	counted := newCounted(b.numbered)
@@ -165,7 +181,14 @@ func (b *comparison) measureSystem(ctx context.Context, system system, round int
 	}
 	defer consumer.stopReading()
 	counted.failed = func() error { return errors.Join(pub.checkRunning(), consumer.failure()) }
-	if err := b.peerLatencies(ctx, system, place, counted, &run); err != nil {
+	run.Latency, err = measureRates(b.Rates, func(rate int) (*hdrhistogram.Histogram, error) {
+		return b.followRate(ctx, system, place, counted, rate)
+	})
+	if err != nil {
+		return run, err
+	}
+	// The events of the backlog were before these in each partition.
+	if err := counted.checkDrain(b.Events); err != nil {
 		return run, err
 	}
 
@@ -176,7 +199,7 @@ func (b *comparison) measureSystem(ctx context.Context, system system, round int
 	if err := b.killPeer(ctx, system, place, pub, counted, &run); err != nil {
 		return run, err
 	}
-	b.logProgress("round %d: %-18s latency %v  silence %.0f ms, %d repeats, %d lost  %.0f MiB", round+1, system.name, run.Latency, run.SilenceMS, run.Repeats, run.Lost, run.PeakRSS)
+	b.logProgress("round %d: %-18s latency %v  silence %.0f ms, %d repeats, %d lost  %.0f MiB", round, system.name, run.Latency, run.SilenceMS, run.Repeats, run.Lost, run.PeakRSS)
 	return run, nil
 }
 
@@ -184,7 +207,7 @@ func round1(value float64) float64 { return round(value, 1) }
 
 // preparePlace creates the topic, and the collection with its backlog.
 func (b *comparison) preparePlace(ctx context.Context, system system, name string) (prepared place, err error) {
-	prepared = place{collection: name, dir: filepath.Join(b.dir, name)}
+	prepared = place{collection: name, dir: filepath.Join(b.stack.Dir(), name)}
 	if err := os.Mkdir(prepared.dir, 0o700); err != nil {
 		return prepared, err
 	}
@@ -290,31 +313,39 @@ func (b *comparison) followPeer(ctx context.Context, pub publisher, topic string
 	return nil
 }
 
-// peerLatencies warms the publisher up for single events, and then measures the latency at each rate.
-func (b *comparison) peerLatencies(ctx context.Context, system system, place place, counted *counted, run *peerRun) error {
-	for _, rate := range slices.Insert(slices.Clone(b.Rates), 0, warmRate/2) {
-		n := int(b.Duration.Seconds() * float64(rate))
-		from := b.reserveNumbers(n)
-		shots, err := newShotsOf(from, n, func(i int) (bson.Raw, error) { return b.encodeDocument(system, i) })
-		if err != nil {
-			return err
-		}
-		counted.shots.Store(shots)
-
-		coll := b.client.Database(b.db).Collection(place.collection)
-		if err := shots.insertAtRate(ctx, rate, coll); err != nil {
-			return err
-		}
-		if err := shots.awaitArrivals(ctx, counted.failed); err != nil {
-			return err
-		}
-		if rate == warmRate/2 {
-			continue
-		}
-		histogram := shots.delayHistogram()
-		run.Latency = append(run.Latency, peerLatency{rate, round(quantileMS(histogram, 50), 2), round(quantileMS(histogram, 99), 2)})
+// measureRates returns the latency at each rate. measure returns the delays at a rate. Its first call warms the publisher up for single events.
+func measureRates(rates []int, measure func(rate int) (*hdrhistogram.Histogram, error)) ([]peerLatency, error) {
+	if _, err := measure(warmRate / 2); err != nil {
+		return nil, err
 	}
-	return nil
+
+	var list []peerLatency
+	for _, rate := range rates {
+		delays, err := measure(rate)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, peerLatency{rate, round(quantileMS(delays, 50), 2), round(quantileMS(delays, 99), 2)})
+	}
+	return list, nil
+}
+
+// followRate inserts events at a rate, and returns the times until they arrive.
+func (b *comparison) followRate(ctx context.Context, system system, place place, counted *counted, rate int) (*hdrhistogram.Histogram, error) {
+	n := int(b.Duration.Seconds() * float64(rate))
+	shots, err := newShotsOf(b.reserveNumbers(n), n, func(i int) (bson.Raw, error) { return b.encodeDocument(system, i) })
+	if err != nil {
+		return nil, err
+	}
+	counted.shots.Store(shots)
+
+	if err := shots.insertAtRate(ctx, rate, b.client.Database(b.db).Collection(place.collection)); err != nil {
+		return nil, err
+	}
+	if err := shots.awaitArrivals(ctx, counted.failed); err != nil {
+		return nil, err
+	}
+	return shots.delayHistogram(), nil
 }
 
 // killPeer kills the publisher under load, restarts it at once, and waits until everything has arrived.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ type counted struct {
 	lastNew time.Time
 	longest time.Duration // without a new event, in the gap
 	repeats int           // in the gap
+	early   int           // repeats before it
 }
 
 func newCounted(numbers int) *counted { return &counted{seen: make([]bool, numbers)} }
@@ -36,6 +38,8 @@ func (c *counted) recordArrival(number int, arrivedAt time.Time, _ sender) {
 	case c.seen[number]:
 		if c.gap {
 			c.repeats++
+		} else {
+			c.early++
 		}
 		return
 	case c.gap:
@@ -43,6 +47,24 @@ func (c *counted) recordArrival(number int, arrivedAt time.Time, _ sender) {
 	}
 	c.seen[number] = true
 	c.lastNew = arrivedAt
+}
+
+// checkDrain returns an error if one of the first n events is missing, or if an event has arrived twice. The drain is measured by the
+// number of records, so a repeat would have ended it before its last event.
+func (c *counted) checkDrain(n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	missing := 0
+	for number := range n {
+		if number >= len(c.seen) || !c.seen[number] {
+			missing++
+		}
+	}
+
+	if missing+c.early > 0 {
+		return fmt.Errorf("the drain is no measurement: %d of %d events did not arrive, and %d were repeated", missing, n, c.early)
+	}
+	return nil
 }
 
 // beginGap begins to count repeats, and the time without new events.

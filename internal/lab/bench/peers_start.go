@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,12 +38,7 @@ func startOutrelay(ctx context.Context, comparison *comparison, place place) (pu
 	return &outrelayPublisher{relay, comparison, setting}, err
 }
 
-func (o *outrelayPublisher) kill() error {
-	o.relay.kill()
-	<-o.done
-	_ = o.in.Close()
-	return nil
-}
+func (o *outrelayPublisher) kill() error { return o.Kill() }
 
 func (o *outrelayPublisher) restart(ctx context.Context) (err error) {
 	o.relay, err = o.bench.startRelay(o.setting)
@@ -79,7 +75,7 @@ func (b *comparison) startConnector(ctx context.Context, place place, plugin str
 		return nil, err
 	}
 
-	worker := map[string]string{"offset.flush.interval.ms": "10000"}
+	worker := map[string]string{"offset.flush.interval.ms": strconv.FormatInt(offsetInterval.Milliseconds(), 10)}
 	if b.login != nil {
 		security, err := connectorSecurity(b.login.Kafka)
 		if err != nil {

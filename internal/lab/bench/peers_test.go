@@ -2,10 +2,12 @@ package bench
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -52,6 +54,52 @@ func TestCountedArrivals(t *testing.T) {
 
 	if silence, repeats := c.endGap(); silence != 2000 || repeats != 2 {
 		t.Errorf("silence %v ms, %d repeats", silence, repeats)
+	}
+}
+
+// TestDrainOfAPeerIsChecked: a drain counts if each event of the backlog has arrived once.
+func TestDrainOfAPeerIsChecked(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		arrived []int
+		want    string
+	}{
+		"whole":    {[]int{2, 0, 1, 3}, ""},
+		"hole":     {[]int{0, 2, 3}, "1 of 3 events did not arrive, and 0 were repeated"},
+		"no end":   {[]int{0}, "2 of 3 events did not arrive, and 0 were repeated"},
+		"repeated": {[]int{0, 1, 1, 2}, "0 of 3 events did not arrive, and 1 were repeated"},
+	} {
+		counted := newCounted(1)
+		for _, number := range c.arrived {
+			counted.recordArrival(number, time.Now(), sender{})
+		}
+
+		if err := counted.checkDrain(3); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// TestWarmUpOfAPeerIsNoRate: each requested rate is measured, also that of the warm-up.
+func TestWarmUpOfAPeerIsNoRate(t *testing.T) {
+	t.Parallel()
+	var calls []int
+	list, err := measureRates([]int{100, warmRate / 2, 1000}, func(rate int) (*hdrhistogram.Histogram, error) {
+		calls = append(calls, rate)
+		return hdrhistogram.New(1, 1000, 3), nil
+	})
+	want := []peerLatency{{Rate: 100}, {Rate: warmRate / 2}, {Rate: 1000}}
+	if d := cmp.Diff(want, list) + cmp.Diff([]int{warmRate / 2, 100, warmRate / 2, 1000}, calls); err != nil || d != "" {
+		t.Errorf("%v %s", err, d)
+	}
+}
+
+// TestComparisonBeginsWithAWarmUp: the first measurement of all is on cold servers, and does not count.
+func TestComparisonBeginsWithAWarmUp(t *testing.T) {
+	t.Parallel()
+	want := []turn{{0, 0}, {1, 0}, {1, 1}, {1, 2}, {2, 1}, {2, 2}, {2, 0}}
+	if got := listTurns(3, 2); !slices.Equal(want, got) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

@@ -10,11 +10,10 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack"
@@ -33,16 +32,18 @@ type setting struct {
 	slots int           // 0 keeps the default
 }
 
-// relay is a relay process.
+// relay is a relay process. It ends with this process, also if this process is killed.
 type relay struct {
-	cmd   *exec.Cmd
-	in    io.WriteCloser // the relay ends with it, so that it does not outlive the benchmark
+	*devstack.Program
 	http  string
 	page  string // address of the operator's page, or empty
-	words *tail
-	done  chan struct{}
-	err   error // of the process; valid once done is closed
+	words logEnd
 }
+
+// logEnd is the end of the log of a process.
+type logEnd struct{ program *devstack.Program }
+
+func (l logEnd) String() string { return strings.Join(l.program.LastLines(30), "\n") }
 
 // startRelay starts a relay process. It does not wait until the relay has taken over.
 func (b *bench) startRelay(setting setting) (*relay, error) {
@@ -74,22 +75,12 @@ func (b *bench) startRelay(setting setting) (*relay, error) {
 		args = append(args, "--memprofile", b.MemProfile+"."+setting.label)
 	}
 
-	relay := &relay{cmd: exec.Command(program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
-	relay.cmd.Env, relay.cmd.Stderr = append(b.childEnv(), b.loginEnv()...), relay.words
-	if relay.in, err = relay.cmd.StdinPipe(); err != nil {
+	b.relays++
+	running, err := b.stack.Run(fmt.Sprintf("relay-%d", b.relays), append(b.childEnv(), b.loginEnv()...), program, args...)
+	if err != nil {
 		return nil, err
 	}
-
-	if err := relay.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting the relay: %w", err)
-	}
-
-	// The process is collected at once, so that checkRunning sees its end.
-	go func() {
-		defer close(relay.done)
-		relay.err = relay.cmd.Wait()
-	}()
-	return relay, nil
+	return &relay{Program: running, http: listen, page: page, words: logEnd{running}}, nil
 }
 
 // writeConfig writes a configuration file and returns its path. It writes JSON, which is valid YAML.
@@ -125,20 +116,18 @@ func (b *bench) writeConfig(setting setting, listen, page string) (string, error
 	if err != nil {
 		return "", err
 	}
-	file := filepath.Join(b.dir, strings.ReplaceAll(listen, ":", "_")+".yaml")
+	file := filepath.Join(b.stack.Dir(), strings.ReplaceAll(listen, ":", "_")+".yaml")
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-func (r *relay) pid() int { return r.cmd.Process.Pid }
+func (r *relay) pid() int { return r.PID() }
 
 // checkRunning returns an error if the process has ended.
 func (r *relay) checkRunning() error {
-	select {
-	case <-r.done:
-		return fmt.Errorf("the relay ended (%w); end of its log: %s", exitError(r.err), r.words)
-	default:
+	if r.Running() {
 		return nil
 	}
+	return fmt.Errorf("the relay ended (%w); end of its log: %s", exitError(r.Err()), r.words)
 }
 
 // exitError returns the error of an ended process. It is never nil.
@@ -150,14 +139,9 @@ func exitError(err error) error {
 }
 
 // sendTerminate requests a graceful end and does not wait for it.
-func (r *relay) sendTerminate() {
-	if r.cmd.Process.Signal(syscall.SIGTERM) != nil {
-		// The system has no SIGTERM.
-		_ = r.in.Close()
-	}
-}
+func (r *relay) sendTerminate() { _ = r.Terminate() }
 
-func (r *relay) kill() { _ = r.cmd.Process.Kill() }
+func (r *relay) kill() { _ = r.Kill() }
 
 // stopProcess stops the relay gracefully, or kills it after [stall].
 func (r *relay) stopProcess() error {
@@ -165,10 +149,9 @@ func (r *relay) stopProcess() error {
 	late := time.AfterFunc(stall, r.kill)
 	defer late.Stop()
 
-	<-r.done
-	_ = r.in.Close()
-	if r.err != nil {
-		return fmt.Errorf("the relay did not stop gracefully: %w; end of its log: %s", r.err, r.words)
+	// Windows has no SIGTERM, so the relay is killed there.
+	if err := r.Err(); err != nil && runtime.GOOS != "windows" {
+		return fmt.Errorf("the relay did not stop gracefully: %w; end of its log: %s", err, r.words)
 	}
 	return nil
 }
@@ -206,7 +189,7 @@ func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
 
 // counters has the values of /metrics that a drain needs.
 type counters struct {
-	mallocs, read, acked, cpu float64
+	mallocs, read, gaps, cpu float64
 }
 
 func (r *relay) readCounters(ctx context.Context) (counters, error) {
@@ -214,14 +197,17 @@ func (r *relay) readCounters(ctx context.Context) (counters, error) {
 	if err != nil {
 		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
+	return parseCounters(body)
+}
 
+func parseCounters(body []byte) (counters, error) {
 	var counters counters
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for lines.Scan() {
 		name, text, _ := strings.Cut(lines.Text(), " ")
 		value := func() float64 { parsed, _ := strconv.ParseFloat(text, 64); return parsed }
 
-		base, labels, _ := strings.Cut(name, "{")
+		base, _, _ := strings.Cut(name, "{")
 		switch {
 		case base == "go_memstats_mallocs_total":
 			counters.mallocs = value()
@@ -229,9 +215,9 @@ func (r *relay) readCounters(ctx context.Context) (counters, error) {
 			counters.cpu = value()
 		case base == "outrelay_read_total":
 			counters.read = value()
-		case base == "outrelay_published_total" && strings.Contains(labels, `result="acked"`):
+		case base == "outrelay_gaps_total":
 			_, text, _ = strings.Cut(lines.Text(), "} ")
-			counters.acked += value()
+			counters.gaps += value()
 		}
 	}
 	return counters, lines.Err()

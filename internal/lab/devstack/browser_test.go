@@ -65,6 +65,67 @@ func TestBrowserPackageOfAnotherSumIsRejected(t *testing.T) {
 	}
 }
 
+// The start script of Maven and Java itself report their failures on standard error.
+func TestAFailedStartOfMavenIsReported(t *testing.T) {
+	isolate(t, map[string]string{"mvn": "echo The JAVA_HOME environment variable is not defined correctly >&2; exit 1"})
+	_, err := fillKafka(t.Context(), t.TempDir(), KafkaVersion, func(Progress) {})
+	if err == nil || !strings.Contains(err.Error(), "JAVA_HOME environment variable") {
+		t.Errorf("%v, want the reason", err)
+	}
+}
+
+// A Java that is too old is no reason to do without a newer one.
+func TestTheFirstUsableJavaIsTaken(t *testing.T) {
+	isolate(t, map[string]string{"java": `echo 'openjdk version "21.0.1"'`})
+	onPath := filepath.Join(os.Getenv("PATH"), "java")
+	home := t.TempDir()
+	java := filepath.Join(home, "bin", "java")
+	write := func(version string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(java), 0o755), os.WriteFile(java, []byte("#!/bin/sh\necho 'openjdk version \""+version+"\"'\n"), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	t.Setenv("JAVA_HOME", home)
+	if got, err := FindJava(t.Context()); err != nil || got != onPath {
+		t.Errorf("without a program in JAVA_HOME: %q, %v", got, err)
+	}
+	write("11.0.2")
+	if got, err := FindJava(t.Context()); err != nil || got != onPath {
+		t.Errorf("with an old one: %q, %v", got, err)
+	}
+	write("17.0.2")
+	if got, err := FindJava(t.Context()); err != nil || got != java {
+		t.Errorf("with a good one: %q, %v", got, err)
+	}
+
+	write("11.0.2")
+	t.Setenv("PATH", t.TempDir())
+	if _, err := FindJava(t.Context()); err == nil || !strings.Contains(err.Error(), java+" is too old") {
+		t.Errorf("only an old one: %v", err)
+	}
+}
+
+// A power cut may leave empty jars, which no step tests.
+func TestAFailedStartOfCachedKafkaNamesTheRemedy(t *testing.T) {
+	isolate(t, map[string]string{"java": `[ "$1" = -version ] && echo 'openjdk version "21"' && exit 0; exit 1`})
+	t.Setenv("JAVA_HOME", "")
+	c, err := openCache()
+	if err != nil {
+		t.Fatal(err)
+	}
+	libs := c.path(kafkaEntry(KafkaVersion), "libs")
+	if err := errors.Join(os.MkdirAll(libs, 0o755), os.WriteFile(filepath.Join(libs, "kafka_2.13-"+KafkaVersion+".jar"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+
+	_, err = Start(t.Context(), Options{Brokers: 1})
+	if err == nil || !strings.Contains(err.Error(), "`outrelay dev clean`") {
+		t.Errorf("%v, want the command that removes the files", err)
+	}
+}
+
 // One command removes servers and browser alike, but not below a stack that runs.
 func TestCleanRemovesAllThatWasFetched(t *testing.T) {
 	isolate(t, nil)

@@ -66,7 +66,12 @@ func (c cache) hasEntry(name string) bool {
 // fillOnce creates the entry if it does not exist. fill writes the content into a temporary directory. If several
 // processes call fillOnce, one of them fills the entry and the others wait for it.
 func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
-	if c.hasEntry(name) {
+	return c.fillUnless(ctx, name, func() bool { return c.hasEntry(name) }, waiting, fill)
+}
+
+// fillUnless is fillOnce for an entry that is replaced unless isGood returns true.
+func (c cache) fillUnless(ctx context.Context, name string, isGood func() bool, waiting func(), fill func(tmp string) error) error {
+	if isGood() {
 		return nil
 	}
 
@@ -77,7 +82,7 @@ func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill f
 	defer unlock()
 
 	// Another process may have filled it in the meantime.
-	if c.hasEntry(name) {
+	if isGood() {
 		return nil
 	}
 
@@ -96,6 +101,14 @@ func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill f
 
 	if err := fill(tmp); err != nil {
 		return err
+	}
+	// A directory cannot replace another one in one step.
+	if c.hasEntry(name) {
+		old := c.path(fillingPrefix + name + "-old")
+		defer os.RemoveAll(old)
+		if err := os.Rename(c.path(name), old); err != nil {
+			return err
+		}
 	}
 	// The rename makes the entry complete in one step, also for a process that does not hold the lock.
 	return os.Rename(tmp, c.path(name))

@@ -40,7 +40,9 @@ kill) kill -s KILL "$(cat "$name.pid")" ;;
 stop) kill "$(cat "$name.pid")" ;;
 pause) kill -s STOP "$(cat "$name.pid")" ;;
 unpause) kill -s CONT "$(cat "$name.pid")" ;;
-wait) while kill -0 "$(cat "$name.pid")"; do sleep 0.05; done ;;
+wait) pid="$(cat "$name.pid")"
+  # Process 1 of a container may collect no process, and a zombie accepts signals.
+  while kill -0 "$pid"; do case "$(cat "/proc/$pid/stat")" in *") Z "*) break ;; esac; sleep 0.05; done ;;
 logs) cat "$name.out" ;;
 rm) kill -s KILL "$(cat "$name.pid")"; rm -rf "$name.db" "$name.args"; echo "$name" >>removed ;;
 esac 2>/dev/null

@@ -3,6 +3,7 @@ package devstack
 import (
 	"archive/zip"
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -59,37 +60,35 @@ type fetched struct {
 }
 
 // fetchProgram returns the version and the origin of a program in the cache. The first call fetches it. If the
-// program no longer runs, it is fetched again.
+// program no longer runs, for example after an update of the system's libraries, it is fetched again. The old entry stays until then: on a
+// machine without memory, no program runs, and without a network it could not be replaced.
 func (c cache) fetchProgram(ctx context.Context, fetched fetched, report func(Progress)) (version, origin string, err error) {
-	if c.hasEntry(fetched.entry) {
-		found, err := fetched.version(ctx)
-		if err == nil {
-			return found, "cached", nil
-		}
-		if ctx.Err() != nil {
-			return "", "", context.Cause(ctx)
-		}
-		// An entry that does not run is broken, for example after an update of the system's libraries.
-		if err := c.removeEntry(ctx, fetched.entry, fetched.entry); err != nil {
-			return "", "", err
-		}
-	}
-	if platformName() != "linux/amd64" {
-		return "", "", fmt.Errorf("packages contain %s only for linux/amd64, but this is %s", fetched.what, platformName())
+	runs := func() bool {
+		version, err = fetched.version(ctx)
+		return err == nil
 	}
 
 	origin = "cached"
-	err = c.fillOnce(ctx, fetched.entry, waitingFor(report, fetched.what), func(tmp string) error {
+	filled := c.fillUnless(ctx, fetched.entry, runs, waitingFor(report, fetched.what), func(tmp string) error {
+		if platformName() != "linux/amd64" {
+			return fmt.Errorf("packages contain %s only for linux/amd64, but this is %s", fetched.what, platformName())
+		}
 		mb, err := fetched.fill(ctx, tmp, report)
 		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
 	})
-	if err != nil {
+
+	switch {
+	case ctx.Err() != nil:
+		return "", "", context.Cause(ctx)
+	case filled != nil && c.hasEntry(fetched.entry):
+		return "", "", fmt.Errorf("%w, and the program in the cache does not run: %w", filled, err)
+	case filled != nil:
+		return "", "", filled
+	case !runs():
 		return "", "", err
 	}
-	// Another process may have fetched the entry: only a run shows that it works.
-	version, err = fetched.version(ctx)
-	return version, origin, err
+	return version, origin, nil
 }
 
 // fetchMongod returns the mongod in the cache. The first call fetches it.
@@ -206,6 +205,8 @@ func fillKafka(ctx context.Context, tmp, version string, report func(Progress)) 
 	if err != nil {
 		return 0, err
 	}
+	// The script that starts Maven, and Java itself, write the reason of a failed start there.
+	cmd.Stderr = cmd.Stdout
 
 	var arrived atomic.Int64
 	fetching := Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}
@@ -234,8 +235,10 @@ func countArrived(downloaded *atomic.Int64, libs string) float64 {
 
 var mavenDownloaded = regexp.MustCompile(`Downloaded from \S+ \S+ \(([\d.]+) (B|kB|MB)`)
 
-// readMaven reads the output of Maven. It adds the downloaded bytes to arrived, and returns the first error line.
+// readMaven reads the output of Maven. It adds the downloaded bytes to arrived, and returns the first error line. If there is none, it returns
+// the last line.
 func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
+	last := ""
 	unit := map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6}
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
@@ -246,11 +249,14 @@ func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
 		if complaint == "" && strings.Contains(lines.Text(), "ERROR") {
 			complaint = lines.Text()
 		}
+		if strings.TrimSpace(lines.Text()) != "" {
+			last = lines.Text()
+		}
 	}
 
 	// The scanner stops at a line that is too long, and Maven would block if the rest were not read.
 	_, _ = io.Copy(io.Discard, out)
-	return complaint
+	return cmp.Or(complaint, last)
 }
 
 func waitingFor(report func(Progress), what string) func() {

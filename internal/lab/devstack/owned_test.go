@@ -15,6 +15,7 @@ func TestCacheInTheTemporaryDirectoryMustBeOwn(t *testing.T) {
 	t.Setenv("HOME", "")
 	t.Setenv("XDG_CACHE_HOME", "")
 	name := fmt.Sprintf("cache-%d", os.Getuid())
+
 	for what, c := range map[string]struct {
 		prepare func(dir string) error
 		ok      bool

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync"
 )
 
 // Ports are chosen below the range that systems use for outgoing connections (from 32768 on Linux, and from 49152
@@ -16,7 +17,8 @@ const lowestPort, highestPort = 15000, 32000
 // errPortTaken is the error when another process took a port after its choice and before the start of the member.
 var errPortTaken = errors.New("port taken by another process")
 
-// freePorts returns n loopback ports on which no process listens.
+// freePorts returns n loopback ports on which no process listens. Until this process ends, no other call returns them, also not in another
+// process of this machine: a server may need seconds until it listens, and a stopped member needs its port again.
 func freePorts(n int) ([]int, error) {
 	ports := make([]int, 0, n)
 	seen := map[int]bool{}
@@ -32,6 +34,9 @@ func freePorts(n int) ([]int, error) {
 		}
 		seen[port] = true
 
+		if !reservePort(port) {
+			continue
+		}
 		listener, err := net.Listen("tcp", loopback(port))
 		if err != nil {
 			continue
@@ -42,8 +47,28 @@ func freePorts(n int) ([]int, error) {
 	return nil, fmt.Errorf("cannot find %d free loopback ports between %d and %d", n, lowestPort, highestPort)
 }
 
+// reserved keeps the sockets of [reservePort] open until the process ends.
+var reserved struct {
+	sync.Mutex
+	sockets []net.PacketConn
+}
+
+// reservePort reports whether no process has reserved the port before. The reservation is the UDP socket with the number of the port: the
+// kernel gives it to one process and takes it back when this process ends, and no server needs it.
+func reservePort(port int) bool {
+	socket, err := net.ListenPacket("udp", loopback(port))
+	if err != nil {
+		return false
+	}
+
+	reserved.Lock()
+	defer reserved.Unlock()
+	reserved.sockets = append(reserved.sockets, socket)
+	return true
+}
+
 // FreeAddress returns a loopback address on which no process listens now. The system does not use its port for
-// outgoing connections. So a process can start to listen there, stop, and start again.
+// outgoing connections, and no other call of this package returns it. So a process can start to listen there, stop, and start again.
 func FreeAddress() (string, error) {
 	ports, err := freePorts(1)
 	if err != nil {

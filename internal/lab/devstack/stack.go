@@ -188,7 +188,7 @@ func startServers(ctx context.Context, cache cache, options Options, mongod mong
 				if list := options.kafkaEnv(); list != "" {
 					return stack.useKafka(ctx, list)
 				}
-				return stack.startBrokers(ctx, kafka, options)
+				return kafka.addHint(stack.startBrokers(ctx, kafka, options))
 			})
 		})
 	}

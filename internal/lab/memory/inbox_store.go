@@ -11,7 +11,7 @@ import (
 	engine "github.com/outrelay/outrelay/internal/service/inbox"
 )
 
-// inboxStore is the store of an Inbox. Its rows contain inboxMarkers, engine.Leases and engine.Marks.
+// inboxStore is the store of an Inbox. Its rows contain markers, engine.Leases and engine.Marks.
 type inboxStore struct {
 	db        *DB
 	retention time.Duration

@@ -137,8 +137,8 @@ func isSelected(query *deadletter.Query, letter *deadletter.Letter) bool {
 		}
 	}
 
-	return (query.IDs == nil || slices.Contains(query.IDs, letter.ID)) &&
-		(query.Messages == nil || slices.Contains(query.Messages, letter.ID.Message)) &&
+	isNamed := query.IDs == nil && query.Messages == nil || slices.Contains(query.IDs, letter.ID) || slices.Contains(query.Messages, letter.ID.Message)
+	return isNamed &&
 		(query.Key == nil || letter.Key != nil && bytes.Equal(query.Key, letter.Key)) &&
 		strings.HasPrefix(letter.Reason, query.Reason) &&
 		!letter.GivenUpAt.Before(query.From) && (query.Before.IsZero() || letter.GivenUpAt.Before(query.Before)) &&
@@ -200,12 +200,12 @@ func addToSummary(list []deadletter.Summary, letter *deadletter.Letter) []deadle
 	return list
 }
 
-// MarkRequeued stores the mark of each letter that has none.
-func (s *letterStore) MarkRequeued(ctx context.Context, marks map[deadletter.ID]deadletter.Requeued) ([]deadletter.ID, error) {
+// MarkRequeued stores the mark of each letter that query still selects.
+func (s *letterStore) MarkRequeued(ctx context.Context, query deadletter.Query, marks map[deadletter.ID]deadletter.Requeued) ([]deadletter.ID, error) {
 	return runResult(ctx, s.db, func(tx *tx) (marked []deadletter.ID, err error) {
 		for id, mark := range marks {
 			stored, ok := tx.getRow(s.rows, id.String()).(*deadletter.Letter)
-			if !ok || stored.Requeued != nil {
+			if !ok || !isSelected(&query, stored) {
 				continue
 			}
 			changed := copyLetter(stored)
@@ -220,15 +220,17 @@ func (s *letterStore) MarkRequeued(ctx context.Context, marks map[deadletter.ID]
 	})
 }
 
-// Archive marks letters as discarded. A DB does not delete them later.
-func (s *letterStore) Archive(ctx context.Context, letters []deadletter.Letter, actor string, keep time.Duration) (int64, error) {
+// Archive marks the letters that query still selects as discarded. A DB does not delete them later.
+func (s *letterStore) Archive(
+	ctx context.Context, query deadletter.Query, letters []deadletter.Letter, actor string, keep time.Duration,
+) (int64, error) {
 	return runResult(ctx, s.db, func(tx *tx) (archived int64, err error) {
 		now := time.Now()
 		until := now.Add(keep)
 		for i := range letters {
 			key := letters[i].ID.String()
 			stored, ok := tx.getRow(s.rows, key).(*deadletter.Letter)
-			if !ok || stored.Archived != nil {
+			if !ok || !isSelected(&query, stored) {
 				continue
 			}
 			changed := copyLetter(stored)
@@ -242,11 +244,16 @@ func (s *letterStore) Archive(ctx context.Context, letters []deadletter.Letter, 
 	})
 }
 
-// Delete deletes letters.
-func (s *letterStore) Delete(ctx context.Context, letters []deadletter.Letter) (int64, error) {
-	keys := make([]string, len(letters))
-	for i := range letters {
-		keys[i] = letters[i].ID.String()
-	}
-	return runResult(ctx, s.db, func(tx *tx) (int64, error) { return tx.removeRows(s.rows, keys...) })
+// Delete deletes the letters that query still selects.
+func (s *letterStore) Delete(ctx context.Context, query deadletter.Query, letters []deadletter.Letter) (int64, error) {
+	return runResult(ctx, s.db, func(tx *tx) (int64, error) {
+		var keys []string
+		for i := range letters {
+			key := letters[i].ID.String()
+			if stored, ok := tx.getRow(s.rows, key).(*deadletter.Letter); ok && isSelected(&query, stored) {
+				keys = append(keys, key)
+			}
+		}
+		return tx.removeRows(s.rows, keys...)
+	})
 }

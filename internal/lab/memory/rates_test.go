@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/service/rates"
 )
@@ -27,6 +30,28 @@ func TestReservationsFollowEachOtherUntilTheRateChanges(t *testing.T) {
 		reserve(time.Minute, 5, time.Minute, time.Minute)
 		reserve(time.Minute, 1, 5*time.Minute, 6*time.Minute)
 		reserve(time.Hour, 1, time.Hour, time.Hour)
+	}
+}
+
+// A failover may lead to a clock that is behind, and the slots of the other clock lie in the future.
+func TestAClockThatGoesBackStopsNoHandler(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	store, limit := rates.NewMongo(db), rates.Limit{Name: "h", Every: time.Minute, Burst: 1}
+	for range 2 {
+		if _, err := store.Reserve(t.Context(), limit, 1); err != nil {
+			t.Fatal(err)
+		}
+
+		ahead := time.Hour.Microseconds()
+		step := bson.D{{Key: "$inc", Value: bson.D{{Key: "now", Value: ahead}, {Key: "next", Value: ahead}, {Key: "first", Value: ahead}}}}
+		if _, err := db.Collection(record.RatesCollection).UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "h"}}, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if wait, err := store.Reserve(t.Context(), limit, 1); err != nil || wait < time.Minute || wait > 3*time.Minute {
+		t.Errorf("the next call is after %v (%v), want 2 to 3 minutes", wait, err)
 	}
 }
 

@@ -69,7 +69,7 @@ func (p *plan) addHandler(typ string, f consumer.HandlerFunc, opts ...consumer.H
 // waitPassed waits until all offsets of the topic are committed.
 func (p *plan) waitPassed() {
 	p.Helper()
-	ctx, cancel := context.WithTimeout(p.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(p.Context(), patience)
 	defer cancel()
 	p.mustSucceed(p.broker.AwaitCommitted(ctx, "g", "plan"))
 }
@@ -152,7 +152,7 @@ func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 	p.put("quick", 1, 1)
 	select {
 	case <-quick:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("the other handler was not called while 64 messages waited for the limited one")
 	}
 
@@ -274,7 +274,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			}
 
 			p.start("consumer", p.Run)
-			timeout := time.After(10 * time.Second)
+			timeout := time.After(patience)
 			for {
 				select {
 				case err := <-p.reported:
@@ -484,7 +484,7 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 	p.put("A", 1, 1)
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("the message is in a retry topic without a reader")
 	}
 }

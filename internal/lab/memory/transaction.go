@@ -133,7 +133,7 @@ func (db *DB) runOperation(ctx context.Context, callback func(tx *tx) error) err
 	return err
 }
 
-// runResult is runOperation for an callback with a result. After a conflict callback runs again, and its last result counts.
+// runResult is runOperation for a callback with a result. After a conflict callback runs again, and its last result counts.
 func runResult[T any](ctx context.Context, db *DB, callback func(tx *tx) (T, error)) (result T, err error) {
 	err = db.runOperation(ctx, func(tx *tx) (err error) {
 		result, err = callback(tx)

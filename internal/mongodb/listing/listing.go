@@ -32,6 +32,21 @@ func In[T any](filter *Filter, field string, values []T) {
 	}
 }
 
+// InEither requires one of several values of a field, or one of several values of another field. Nil is no alternative, and two nil
+// lists are no condition.
+func InEither[A, B any](filter *Filter, field string, values []A, otherField string, otherValues []B) {
+	if values == nil || otherValues == nil {
+		In(filter, field, values)
+		In(filter, otherField, otherValues)
+		return
+	}
+
+	var first, second Filter
+	In(&first, field, values)
+	In(&second, otherField, otherValues)
+	filter.Require("$or", bson.A{first, second})
+}
+
 // Prefix requires that the text of a field begins with prefix. Reasons often end with an id, so a prefix selects all of a
 // kind.
 func (f *Filter) Prefix(field, prefix string) {

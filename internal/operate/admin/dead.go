@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -21,7 +22,7 @@ import (
 // conditions that are set. The filters have the tags of the API, in a query and in a body.
 type DeadFilter struct {
 	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these dead letters, by their own ids or by the ids of their envelopes."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these dead letters, by their own ids, by the ids of their envelopes, or by the rows of a list."`
 	From          time.Time `query:"from" json:"from,omitzero" doc:"Died at this time or later."`
 	To            time.Time `query:"to" json:"to,omitzero" doc:"Died before this time."`
 	Topic         string    `query:"topic" json:"topic,omitempty" maxLength:"255"`
@@ -65,7 +66,8 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 	}
 
 	errs := []error{filter.checkValues(Classes())}
-	for _, text := range filter.IDs {
+	ids, _ := splitRows[handlerletters.ID](filter.IDs, "")
+	for _, text := range ids {
 		if letters.IsID(text) {
 			query.Letters = append(query.Letters, text)
 			continue
@@ -77,7 +79,7 @@ func (l Letters) query(filter DeadFilter) (letters.Query, error) {
 		query.IDs = append(query.IDs, ids...)
 	}
 	// An empty list selects nothing.
-	if filter.IDs != nil && len(filter.IDs) == 0 {
+	if ids != nil && len(ids) == 0 {
 		query.IDs = []bson.RawValue{}
 	}
 	return query, errors.Join(errs...)
@@ -267,7 +269,7 @@ func (l Letters) Summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, e
 // DeadRef identifies one letter, by its own id or by that of its envelope.
 type DeadRef struct {
 	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
-	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id. Of a letter of a handler, also the place of the record: topic/partition@offset."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the dead letter, or of the envelope, as in the header id; or the row of a list. Of a letter of a handler, also the place of the record: topic/partition@offset."`
 	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"With the id of an envelope: the delivery that died; -1 selects the latest one."`
 	Source     string `query:"source" enum:"relay,handler" doc:"Who gave up: the relay, or a handler of a consumer. Default: whose dead letter has this id."`
 	Group      string `query:"group" maxLength:"255" doc:"Only of a handler of this consumer group."`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -67,8 +68,9 @@ type DeadOutcome struct {
 	DryRun   bool           `json:"dry_run"`
 	Matched  int64          `json:"matched"` // letters that were not requeued before
 	Requeued int64          `json:"requeued"`
-	Rejected int64          `json:"rejected"` // letters that cannot be delivered as they are, and stay
-	Why      []DeadRejected `json:"why"`      // the first rejected letters
+	Rejected int64          `json:"rejected"`            // letters that cannot be delivered as they are, and stay
+	Why      []DeadRejected `json:"why"`                 // the first rejected letters
+	NotFound []string       `json:"not_found,omitempty"` // those ids of the filter that no letter has, requeued or not
 	Run      string         `json:"run,omitempty"`
 }
 
@@ -96,10 +98,31 @@ func (l Letters) Requeue(
 	if err != nil {
 		return out, err
 	}
+	if out, err = l.requeueKinds(ctx, filter, opts, did); err != nil {
+		return out, err
+	}
+
+	// After the requeue, because letters may be discarded while it runs. Requeued letters stay in the list.
+	filter.RequeueStatus = ""
+	out.NotFound, err = l.findMissing(ctx, filter)
+	return out, err
+}
+
+// findMissing returns those ids of the filter that no letter has that matches.
+func (l Letters) findMissing(ctx context.Context, filter DeadFilter) ([]string, error) {
+	return findMissing(filter.IDs, func(after string) (Page[DeadLetter], error) {
+		return l.List(ctx, filter, MaxPage, after)
+	}, func(letter *DeadLetter) []string { return []string{letter.Row, letter.ID} })
+}
+
+// requeueKinds requeues the letters of the relay, and then those of handlers.
+func (l Letters) requeueKinds(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
+	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRejected{}}
 	kinds, err := l.kindsOfAction(ctx, filter)
 	if err != nil {
 		return out, err
 	}
+
 	if kinds.relay {
 		if out, err = l.requeueOfRelay(ctx, filter, opts, did); err != nil {
 			return out, err
@@ -251,9 +274,10 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, deadEdit DeadEdit, opts 
 // DeadDiscarded counts the discarded letters, or with a dry run the letters that would be
 // discarded.
 type DeadDiscarded struct {
-	DryRun    bool  `json:"dry_run"`
-	Matched   int64 `json:"matched"`
-	Discarded int64 `json:"discarded"`
+	DryRun    bool     `json:"dry_run"`
+	Matched   int64    `json:"matched"`
+	Discarded int64    `json:"discarded"`
+	NotFound  []string `json:"not_found,omitempty"` // those ids of the filter of which no letter matched, or one was not discarded
 	// ArchivedUntil is when the letters leave the archive, by the clock of this process. It is missing if they are removed at once.
 	ArchivedUntil *time.Time `json:"archived_until,omitempty"`
 }
@@ -271,10 +295,40 @@ func (l Letters) archiveEnd(filter DeadFilter) *time.Time {
 // permanently. If did is not nil, Discard calls it with the number of letters so far.
 func (l Letters) Discard(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: l.archiveEnd(filter)}
+	if err := CheckSelection(filter, filter.All); err != nil {
+		return out, err
+	}
+	missing, err := l.findMissing(ctx, filter)
+	if err != nil {
+		return out, err
+	}
+	if out, err = l.discardKinds(ctx, filter, effect, did); err != nil {
+		return out, err
+	}
+
+	out.NotFound = missing
+	if effect == DryRun || out.Discarded == out.Matched {
+		return out, nil
+	}
+	// A letter that was requeued in the meantime may match no more.
+	filter.RequeueStatus = ""
+	gone, err := l.findMissing(ctx, filter)
+	for _, text := range filter.IDs {
+		if !slices.Contains(gone, text) && !slices.Contains(missing, text) {
+			out.NotFound = append(out.NotFound, text)
+		}
+	}
+	return out, err
+}
+
+// discardKinds discards the letters of the relay, and then those of handlers.
+func (l Letters) discardKinds(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
+	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: l.archiveEnd(filter)}
 	kinds, err := l.kindsOfAction(ctx, filter)
 	if err != nil {
 		return out, err
 	}
+
 	if kinds.relay {
 		if out, err = l.discardOfRelay(ctx, filter, effect, did); err != nil {
 			return out, err

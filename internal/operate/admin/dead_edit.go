@@ -49,13 +49,10 @@ func (e DeadEdit) toEdit(raw bson.Raw, mapping *envelope.Mapping) (requeues.Edit
 	}
 
 	if e.Headers != nil {
-		list := bson.A{}
-		for _, h := range e.Headers {
-			list = append(list, bson.D{
-				{Key: "k", Value: h[0]},
-				{Key: "v", Value: bson.Binary{Data: []byte(h[1])}},
-			})
-		}
+		old, _ := raw.LookupErr(cmp.Or(mapping.Name("headers"), "headers"))
+		list := replaceHeaders(e.Headers, readHeaders(old), headerText, func(name, text string) any {
+			return bson.D{{Key: "k", Value: name}, {Key: "v", Value: bson.Binary{Data: []byte(text)}}}
+		})
 		// Headers are replaced as a whole: their names may repeat, so a single one has no identity.
 		edit.Set = append(edit.Set, bson.E{Key: "headers", Value: list})
 	}
@@ -69,6 +66,50 @@ func (e DeadEdit) toEdit(raw bson.Raw, mapping *envelope.Mapping) (requeues.Edit
 		edit.Set = append(edit.Set, bson.E{Key: name, Value: value})
 	}
 	return edit, nil
+}
+
+// replaceHeaders returns the headers of an edit. Of a stored header with the same name and text, it keeps the value as it is: a text cannot
+// express whether a value is null, and of which type it is.
+func replaceHeaders[T any](
+	edited [][2]string, stored []T, textOf func(stored T) (name, text string), newHeader func(name, text string) T,
+) []T {
+	list, rest := []T{}, slices.Clone(stored)
+	for _, header := range edited {
+		same := slices.IndexFunc(rest, func(stored T) bool {
+			name, text := textOf(stored)
+			return name == header[0] && text == header[1]
+		})
+		if same < 0 {
+			list = append(list, newHeader(header[0], header[1]))
+			continue
+		}
+
+		list = append(list, rest[same])
+		rest = slices.Delete(rest, same, same+1)
+	}
+	return list
+}
+
+// readHeaders returns the headers of an envelope as they are stored, or none if they are no list.
+func readHeaders(value bson.RawValue) (headers []any) {
+	array, _ := value.ArrayOK()
+	elements, _ := array.Values()
+	for _, element := range elements {
+		headers = append(headers, element)
+	}
+	return headers
+}
+
+// headerText returns the name and the text of a stored header. The text of null is "".
+func headerText(stored any) (name, text string) {
+	doc, _ := stored.(bson.RawValue).DocumentOK()
+	name, _ = doc.Lookup("k").StringValueOK()
+	value := doc.Lookup("v")
+	if _, data, ok := value.BinaryOK(); ok {
+		return name, string(data)
+	}
+	text, _ = value.StringValueOK()
+	return name, text
 }
 
 // parseFieldValue converts text to the BSON type of the named field.

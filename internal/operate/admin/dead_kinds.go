@@ -7,6 +7,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
+	handlerletters "github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
 
 // deadKinds are the kinds of letters that a filter may match.
@@ -51,6 +52,7 @@ func (l Letters) kindsOf(ctx context.Context, filter DeadFilter) (deadKinds, err
 
 // sourceOf returns who gave up the event that ref identifies. It returns an error if the relay and a handler did.
 func (l Letters) sourceOf(ctx context.Context, ref DeadRef) (string, error) {
+	_, _, isRow := parseRow[handlerletters.ID](ref.ID)
 	switch {
 	case ref.Source != "":
 		return ref.Source, nil
@@ -58,6 +60,8 @@ func (l Letters) sourceOf(ctx context.Context, ref DeadRef) (string, error) {
 		return FromHandler, nil
 	case letters.IsID(ref.ID):
 		return FromRelay, nil
+	case isRow:
+		return FromHandler, nil
 	case ref.Collection != "":
 		kinds, err := l.kindsOf(ctx, DeadFilter{Collection: ref.Collection})
 		if err != nil || kinds.relay {

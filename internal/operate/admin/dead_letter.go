@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -23,6 +22,7 @@ type DeadSource = letters.Source
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
+	Row           string           `json:"row"`              // names this letter alone; the actions take it as an id
 	Letter        string           `json:"letter,omitempty"` // id of the letter; "" for a letter of a handler
 	Collection    string           `json:"collection"`
 	ID            string           `json:"id"`
@@ -77,9 +77,6 @@ type letterOrigin struct {
 	cursor string         // of the page after the letter, in its source
 }
 
-// Ref returns the id by which [DeadRef.ID] finds the letter.
-func (d DeadLetter) Ref() string { return cmp.Or(d.Letter, d.Place, d.ID) }
-
 // State returns the state of the letter: requeued, discarded or dead. A letter that was requeued may be discarded as well.
 func (d DeadLetter) State() string {
 	switch {
@@ -94,6 +91,7 @@ func (d DeadLetter) State() string {
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(letter *letters.Dead) DeadLetter {
 	return DeadLetter{
+		Row:           letter.ID,
 		Letter:        letter.ID,
 		Collection:    letter.NS,
 		ID:            letter.IDText(),

@@ -156,18 +156,17 @@ func (l Letters) sourceOfRelay(ctx context.Context, filter DeadFilter) (letterSo
 
 // sources returns the collections of letters of handlers.
 func (h handlerLetters) sources(ctx context.Context, filter DeadFilter) ([]letterSource, error) {
-	desks, query, err := h.resolve(ctx, filter)
+	desks, err := h.resolve(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
-	query.NoValues = true
 
 	sources := make([]letterSource, len(desks))
 	for i, desk := range desks {
-		count := func() (int64, error) { return desk.Count(ctx, query) }
+		count := func() (int64, error) { return desk.Count(ctx, desk.query) }
 		read := func(after string, before time.Time, limit int) (list []DeadLetter, err error) {
-			rest := query
-			rest.After, rest.Before = after, earlierEnd(rest.Before, before)
+			rest := desk.query
+			rest.After, rest.Before, rest.NoValues = after, earlierEnd(rest.Before, before), true
 			for letter, err := range desk.List(ctx, rest) {
 				if err != nil {
 					return nil, err

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/base/module"
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lab/statetest"
@@ -23,7 +24,11 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
+	"github.com/outrelay/outrelay/internal/relay/stored/requeues"
 	"github.com/outrelay/outrelay/internal/relay/stored/state"
+	"github.com/outrelay/outrelay/internal/service/setaside"
+	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // planted is business data that no entry of the log may carry.
@@ -415,5 +420,102 @@ func TestDeadDiscard(t *testing.T) {
 	}
 	if log := f.readLog(); len(log) != 2 || log[1].Kind != "dead_discarding" || log[1].Fields.Lookup("matched").AsInt64() != 3 || log[0].Kind != "dead_discarded" || log[0].Fields.Lookup("discarded").AsInt64() != 3 {
 		t.Errorf("%+v", log)
+	}
+}
+
+// An edit that was made from one delivery does not change a later delivery of the same event, which an edit of another person may have made.
+func TestAnEditOfADeliveryIsNotAppliedToTheNext(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	f.moveToDead(f.a, record.NotAllowed, letterOf("d1", "first"))
+	desk, err := deadletter.New(f.a.Database())
+	if err != nil {
+		t.Fatal(err)
+	}
+	diesAgain := map[string]func(){
+		"d1": func() { f.moveToDead(f.a, record.NotAllowed, letterOf("d1", "of bob"), again) },
+		"m1": func() {
+			letter := &deadletter.Letter{ID: deadletter.ID{Group: "g", Handler: "h", Topic: "orders", Message: "m1", Delivery: 1}, Class: deadletter.ClassHandler}
+			if _, err := desk.Put(t.Context(), module.Key{}, letter, func(context.Context, string) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	f.giveUp(f.a, deadletter.DefaultCollection, "h", "m1")
+
+	for id, die := range diesAgain {
+		ref := admin.DeadRef{ID: id, Delivery: -1}
+		shown, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{id}}, admin.DeadOptions{}, nil); out.Requeued != 1 || err != nil {
+			t.Fatalf("%+v, %v", out, err)
+		}
+		die()
+
+		edit := admin.DeadEdit{Version: shown.Version, Payload: []byte("of ann")}
+		if _, err := f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{DryRun: true}); !errors.Is(err, requeues.ErrOtherVersion) {
+			t.Errorf("%s: %v, want %v", id, err, requeues.ErrOtherVersion)
+		}
+		if shown, err = f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err != nil || shown.Delivery != 1 {
+			t.Fatalf("%+v, %v", shown, err)
+		}
+		edit.Version = shown.Version
+		if _, err := f.op.Letters().Edit(t.Context(), ref, edit, admin.DeadOptions{DryRun: true}); err != nil {
+			t.Errorf("%s: an edit of the next delivery: %v", id, err)
+		}
+	}
+}
+
+// An edit replaces all headers as texts. A header that it does not change keeps its value: null stays null, and a string stays a string.
+func TestAnEditKeepsHeadersThatItDoesNotChange(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	header := func(name string, value any) bson.D { return bson.D{{Key: "k", Value: name}, {Key: "v", Value: value}} }
+	edit := admin.DeadEdit{Headers: [][2]string{{"empty", ""}, {"plain", "text"}, {"changed", "new"}}}
+
+	stored := bson.A{header("empty", nil), header("plain", "text"), header("changed", "old")}
+	f.moveToDead(f.a, record.RecordRejected, append(letterOf("d1", "p"), bson.E{Key: "headers", Value: stored}))
+	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "d1", Delivery: -1}, edit, admin.DeadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := f.state.Collection("waiting").FindOne(t.Context(), bson.D{{Key: "id", Value: "d1"}}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := bson.Marshal(bson.D{{Key: "l", Value: bson.A{header("empty", nil), header("plain", "text"), header("changed", bson.Binary{Data: []byte("new")})}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := raw.Lookup("envelope", "headers"); !got.Equal(bson.Raw(want).Lookup("l")) {
+		t.Errorf("headers of the envelope: %s", got)
+	}
+
+	desk, err := deadletter.New(f.a.Database())
+	if err != nil {
+		t.Fatal(err)
+	}
+	letter := &deadletter.Letter{
+		ID: deadletter.ID{Group: "g", Handler: "h", Topic: "orders", Message: "m1"}, Class: deadletter.ClassHandler, Key: []byte("7"), Value: []byte("p"),
+		Headers: []event.Header{{Key: "empty"}, {Key: "plain", Value: []byte("text")}, {Key: "changed", Value: []byte("old")}},
+	}
+	if _, err := desk.Put(t.Context(), module.Key{}, letter, func(context.Context, string) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: "m1", Delivery: -1}, edit, admin.DeadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	message, err := setaside.New(f.a.Database(), setaside.DefaultCollection).First(t.Context(), setaside.Place{Handler: "g/h", Topic: "orders"}, setaside.KeyQueue([]byte("7")))
+	if err != nil || message == nil {
+		t.Fatalf("the message that waits: %+v, %v", message, err)
+	}
+	// The requeue adds other headers.
+	values := map[string][]byte{}
+	for _, header := range message.Headers {
+		values[header.Key] = header.Value
+	}
+	if empty, isThere := values["empty"]; !isThere || empty != nil || string(values["plain"]) != "text" || string(values["changed"]) != "new" {
+		t.Errorf("headers of the message: %+v", message.Headers)
 	}
 }

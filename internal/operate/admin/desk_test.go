@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/operate/admin/admintest"
 	"github.com/outrelay/outrelay/internal/relay/activity"
+	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/relay/stored/waiting"
@@ -550,6 +551,28 @@ func TestClearEmptiesTheNamedCollectionsAlone(t *testing.T) {
 	}
 	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// A clearing counts the documents that it removes: letters of other watchers and running replays stay.
+func TestAClearingCountsWhatItRemoves(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	for i := range 5 {
+		f.moveToDead(f.a, record.Malformed, letterOf(fmt.Sprint("d", i), planted), func(letter *letters.Letter) {
+			if i < 3 {
+				letter.Watcher = "other"
+			}
+		})
+	}
+
+	order := admin.ClearOrder{What: []string{"dead"}, DryRun: true, Force: true}
+	if out, err := f.newDesk().Clear(t.Context(), order); err != nil || out.Found != 2 {
+		t.Errorf("dry run: %+v, %v, want 2", out, err)
+	}
+	order.DryRun, order.Confirm = false, admin.ClearPhrase("orders")
+	if out, err := f.newDesk().Clear(t.Context(), order); err != nil || out.Found != 2 || out.Removed != 2 {
+		t.Errorf("%+v, %v, want 2", out, err)
 	}
 }
 

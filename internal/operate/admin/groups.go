@@ -174,14 +174,14 @@ func (n *groupNotes) findHandler(name string) *GroupHandler {
 // readNotes returns what the members of the groups have recorded in the databases of services, by group; of one group also the next
 // attempts.
 func (g Groups) readNotes(ctx context.Context, only string) (map[string]*groupNotes, error) {
-	databases, err := g.op.HandlerWaiting().databases(ctx, "")
+	desks, err := g.op.HandlerWaiting().resolve(ctx, HandlerWaitingFilter{})
 	if err != nil {
 		return nil, err
 	}
 
 	all := map[string]*groupNotes{}
-	for _, db := range databases {
-		list, err := g.op.HandlerWaiting().desk(db).Groups(ctx, only)
+	for _, desk := range desks {
+		list, err := desk.Groups(ctx, only)
 		if err != nil {
 			return nil, err
 		}
@@ -218,7 +218,7 @@ func (g Groups) readNotes(ctx context.Context, only string) (map[string]*groupNo
 		}
 
 		if notes := all[only]; notes != nil {
-			next, err := g.op.HandlerWaiting().desk(db).NextAttempts(ctx, only)
+			next, err := desk.NextAttempts(ctx, only)
 			if err != nil {
 				return nil, err
 			}

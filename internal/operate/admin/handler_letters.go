@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,10 +44,11 @@ func HandlerClasses() []string {
 // handlerLetters are the dead letters of handlers in [Operator.ServiceDatabases].
 type handlerLetters struct{ op Operator }
 
-// handlerDesk is one collection of letters.
+// handlerDesk is one collection of letters, with the query of a filter for it.
 type handlerDesk struct {
 	ns string
 	*handlerletters.Desk
+	query handlerletters.Query
 }
 
 // openDesks returns the collections of letters, in the order of their names. only selects one of them; "" means all.
@@ -67,7 +69,7 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 			if err != nil {
 				return err
 			}
-			desks = append(desks, handlerDesk{db + "." + coll, desk})
+			desks = append(desks, handlerDesk{ns: db + "." + coll, Desk: desk})
 		}
 		return nil
 	})
@@ -81,10 +83,11 @@ func (h handlerLetters) openDesks(ctx context.Context, only string) ([]handlerDe
 	return desks, nil
 }
 
-// toHandlerQuery returns the query of the filter for letters of handlers.
-func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
+// toHandlerQuery returns the query of the filter for letters of handlers in the collection ns.
+func (f DeadFilter) toHandlerQuery(ns string) (handlerletters.Query, error) {
+	messages, rows := splitRows[handlerletters.ID](f.IDs, ns)
 	query := handlerletters.Query{
-		Messages: f.IDs, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
+		IDs: rows, Messages: messages, Group: f.Group, Handler: f.Handler, Class: f.Class, Name: f.Type, AggregateType: f.AggregateType,
 		Topic: f.Topic, Reason: f.Message, Fingerprint: f.Fingerprint, From: f.From, Before: f.To,
 		Archived: f.Archived, All: f.All,
 	}
@@ -101,20 +104,24 @@ func (f DeadFilter) toHandlerQuery() (handlerletters.Query, error) {
 	return query, f.checkValues(HandlerClasses())
 }
 
-// resolve returns the collections and the query of a filter.
-func (h handlerLetters) resolve(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
-	query, err := filter.toHandlerQuery()
-	if err != nil {
-		return nil, query, err
+// resolve returns the collections with the queries of a filter.
+func (h handlerLetters) resolve(ctx context.Context, filter DeadFilter) ([]handlerDesk, error) {
+	if _, err := filter.toHandlerQuery(""); err != nil {
+		return nil, err
 	}
 	desks, err := h.openDesks(ctx, filter.Collection)
-	return desks, query, err
+	for i := range desks {
+		if desks[i].query, err = filter.toHandlerQuery(desks[i].ns); err != nil {
+			return nil, err
+		}
+	}
+	return desks, err
 }
 
 // resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
-func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([]handlerDesk, handlerletters.Query, error) {
+func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([]handlerDesk, error) {
 	if err := CheckSelection(filter, filter.All); err != nil {
-		return nil, handlerletters.Query{}, err
+		return nil, err
 	}
 	return h.resolve(ctx, filter)
 }
@@ -122,9 +129,11 @@ func (h handlerLetters) resolveChange(ctx context.Context, filter DeadFilter) ([
 // newHandlerLetter converts a stored letter, without its message.
 func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 	deadLetter := DeadLetter{
+		Row:           nameRow(ns, letter.ID),
 		Collection:    ns,
 		ID:            letter.ID.Message,
 		Delivery:      int32(letter.ID.Delivery),
+		Version:       letters.VersionOf(int32(letter.ID.Delivery), letter.Requeued != nil),
 		AggregateType: letter.Aggregate.Type,
 		AggregateID:   letter.Aggregate.ID,
 		Type:          letter.Name,
@@ -150,8 +159,6 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		deadLetter.FirstFailure, deadLetter.LastFailure = letter.History[0].At, letter.History[n-1].At
 	}
 	if requeued := letter.Requeued; requeued != nil {
-		// The requeue is the only change of the message, so there are two versions.
-		deadLetter.Version = 1
 		deadLetter.Requeued = &letters.Requeue{At: requeued.At, Actor: requeued.Actor, Delivery: deadLetter.Delivery + 1, Handlers: requeued.Handlers}
 		deadLetter.Waiting = requeued.Waiting
 	}
@@ -164,12 +171,12 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 
 // count is [Letters.Count] for letters of handlers.
 func (h handlerLetters) count(ctx context.Context, filter DeadFilter) (total int64, err error) {
-	desks, query, err := h.resolve(ctx, filter)
+	desks, err := h.resolve(ctx, filter)
 	if err != nil {
 		return 0, err
 	}
 	for _, d := range desks {
-		n, err := d.Count(ctx, query)
+		n, err := d.Count(ctx, d.query)
 		if err != nil {
 			return 0, err
 		}
@@ -181,13 +188,13 @@ func (h handlerLetters) count(ctx context.Context, filter DeadFilter) (total int
 // summary is [Letters.Summary] for letters of handlers, by their failure.
 func (h handlerLetters) summary(ctx context.Context, filter DeadFilter) ([]DeadGroup, error) {
 	groups := []DeadGroup{}
-	desks, query, err := h.resolve(ctx, filter)
+	desks, err := h.resolve(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
 
 	for _, d := range desks {
-		list, err := d.Summary(ctx, query)
+		list, err := d.Summary(ctx, d.query)
 		if err != nil {
 			return nil, err
 		}
@@ -222,14 +229,19 @@ func addGroup(groups []DeadGroup, group DeadGroup) []DeadGroup {
 	return groups
 }
 
-// find returns the letter that ref identifies, whole. The id of ref may be the place of the record in place of the id of the
+// find returns the letter that ref identifies, whole. The id of ref may be a row, or the place of the record in place of the id of the
 // message. It returns an error if several letters have that id.
 func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, handlerletters.Letter, error) {
 	var in handlerDesk
 	var found handlerletters.Letter
-	desks, err := h.openDesks(ctx, ref.Collection)
+	ns, id, isRow := parseRow[handlerletters.ID](ref.ID)
+	desks, err := h.openDesks(ctx, cmp.Or(ns, ref.Collection))
 	if err != nil {
 		return in, found, err
+	}
+	if isRow {
+		found, err = getLetter(ctx, desks[0], id)
+		return desks[0], found, err
 	}
 
 	query := handlerletters.Query{Messages: []string{ref.ID}, Group: ref.Group, Handler: ref.Handler, NoValues: true}
@@ -267,11 +279,17 @@ func (h handlerLetters) find(ctx context.Context, ref DeadRef) (handlerDesk, han
 	}
 
 	// The search left out the value.
-	found, err = in.Get(ctx, found.ID)
+	found, err = getLetter(ctx, in, found.ID)
+	return in, found, err
+}
+
+// getLetter reads one letter, whole.
+func getLetter(ctx context.Context, desk handlerDesk, id handlerletters.ID) (handlerletters.Letter, error) {
+	letter, err := desk.Get(ctx, id)
 	if errors.Is(err, handlerletters.ErrNotFound) {
 		err = fmt.Errorf("%w: %w", err, mongodb.ErrNotFound)
 	}
-	return in, found, err
+	return letter, err
 }
 
 // isLaterDelivery reports whether a is a later delivery than b of the same message to the same handler.

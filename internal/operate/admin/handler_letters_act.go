@@ -22,7 +22,7 @@ import (
 func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRejected{}}
 	filter.RequeueStatus = string(letters.NotRequeued)
-	desks, query, err := h.resolveChange(ctx, filter)
+	desks, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
@@ -31,7 +31,7 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 		return out, err
 	}
 	if opts.DryRun {
-		return out, planRequeue(ctx, desks, query, opts, &out)
+		return out, planRequeue(ctx, desks, opts, &out)
 	}
 
 	options := handlerletters.RequeueOptions{Actor: h.op.Actor, Handlers: opts.Handlers}
@@ -46,7 +46,7 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 	}
 	for _, d := range desks {
 		var n int64
-		n, err = d.Requeue(ctx, query, options)
+		n, err = d.Requeue(ctx, d.query, options)
 		out.Requeued += n
 		err = out.addRejected(d.ns, err)
 		// The action is logged even if it failed halfway.
@@ -62,9 +62,9 @@ func (h handlerLetters) requeue(ctx context.Context, filter DeadFilter, opts Dea
 }
 
 // planRequeue sets the counts of a dry run. Only the size of a message can add to the letters that it counts as rejected.
-func planRequeue(ctx context.Context, desks []handlerDesk, query handlerletters.Query, opts DeadOptions, out *DeadOutcome) error {
+func planRequeue(ctx context.Context, desks []handlerDesk, opts DeadOptions, out *DeadOutcome) error {
 	for _, desk := range desks {
-		groups, err := desk.Summary(ctx, query)
+		groups, err := desk.Summary(ctx, desk.query)
 		if err != nil {
 			return err
 		}
@@ -139,8 +139,8 @@ func (h handlerLetters) edit(ctx context.Context, ref DeadRef, edit DeadEdit, op
 		_, err := edit.applyTo(stored)
 		return err
 	}}
-	n, err := desk.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{letter.ID}}, changed)
-	// Another requeue came first, after the letter was read above.
+	n, err := desk.Requeue(ctx, handlerletters.Query{IDs: []handlerletters.ID{letter.ID}, Archived: letter.Archived != nil}, changed)
+	// Another requeue or a discard came first, after the letter was read above.
 	if err == nil && n == 0 {
 		err = fmt.Errorf("dead letter %s: %w", letter.ID, requeues.ErrRequeued)
 	}
@@ -191,10 +191,9 @@ func (e DeadEdit) replaceParts(letter *handlerletters.Letter) error {
 	}
 
 	if e.Headers != nil {
-		letter.Headers = nil
-		for _, h := range e.Headers {
-			letter.Headers = append(letter.Headers, event.Header{Key: h[0], Value: []byte(h[1])})
-		}
+		letter.Headers = replaceHeaders(e.Headers, letter.Headers,
+			func(stored event.Header) (string, string) { return stored.Key, string(stored.Value) },
+			func(name, text string) event.Header { return event.Header{Key: name, Value: []byte(text)} })
 	}
 
 	switch {
@@ -212,7 +211,7 @@ func (e DeadEdit) replaceParts(letter *handlerletters.Letter) error {
 // discard is [Letters.Discard] for letters of handlers.
 func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, effect Effect, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: bool(effect), ArchivedUntil: Letters(h).archiveEnd(filter)}
-	desks, query, err := h.resolveChange(ctx, filter)
+	desks, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
@@ -225,7 +224,7 @@ func (h handlerLetters) discard(ctx context.Context, filter DeadFilter, effect E
 
 	for _, d := range desks {
 		var n int64
-		n, err = d.Discard(ctx, query, handlerletters.DiscardOptions{
+		n, err = d.Discard(ctx, d.query, handlerletters.DiscardOptions{
 			// Here no time means none; in the options it means the default.
 			Actor: h.op.Actor, Archive: cmp.Or(h.op.LetterArchive, -1), Did: addDone(did, out.Discarded),
 		})

@@ -36,7 +36,7 @@ type HandlerWaitingFilter struct {
 	Topic    string   `query:"topic" json:"topic,omitempty" maxLength:"255"`
 	Key      string   `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The key of the record."`
 	Reason   string   `query:"reason" json:"reason,omitempty" maxLength:"512" doc:"The beginning of the reason of a failure."`
-	IDs      []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Ids of messages, or places as topic/partition@offset."`
+	IDs      []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Ids of messages, places as topic/partition@offset, or rows of a list."`
 	All      bool     `query:"-" json:"all,omitempty" doc:"Allows an action without a condition."`
 }
 
@@ -45,18 +45,30 @@ func (f HandlerWaitingFilter) Empty() bool {
 	return f.Group == "" && f.Handler == "" && f.Topic == "" && f.Key == "" && f.Reason == "" && f.IDs == nil
 }
 
-func (f HandlerWaitingFilter) toQuery() (setaside.Query, error) {
+// checkTexts returns an error if a value cannot match.
+func (f HandlerWaitingFilter) checkTexts() error {
 	if slices.Contains(f.IDs, "") {
-		return setaside.Query{}, invalidRequest("an id is empty; list the messages for their ids")
+		return invalidRequest("an id is empty; list the messages for their ids")
 	}
 	if strings.Contains(f.Handler, "/") {
-		return setaside.Query{}, invalidRequest("handler %q contains a slash; give the group and the name of the handler separately", f.Handler)
+		return invalidRequest("handler %q contains a slash; give the group and the name of the handler separately", f.Handler)
 	}
-	return setaside.Query{Group: f.Group, Handler: f.Handler, Topic: f.Topic, Key: f.Key, IDs: f.IDs, Reason: f.Reason}, nil
+	return nil
+}
+
+// toQuery returns the query of the filter for the messages of a database.
+func (f HandlerWaitingFilter) toQuery(database string) setaside.Query {
+	ids, rows := splitRows[digest](f.IDs, database)
+	query := setaside.Query{Group: f.Group, Handler: f.Handler, Topic: f.Topic, Key: f.Key, IDs: ids, Reason: f.Reason}
+	for _, id := range rows {
+		query.Messages = append(query.Messages, setaside.Digest(id))
+	}
+	return query
 }
 
 // HandlerMessage is a message that a handler retries, without its payload.
 type HandlerMessage struct {
+	Row         string     `json:"row"` // names this message of this handler alone; the actions take it as an id
 	Database    string     `json:"database"`
 	Group       string     `json:"group"`
 	Handler     string     `json:"handler"`
@@ -77,6 +89,7 @@ type HandlerMessage struct {
 	DiscardedBy string     `json:"discarded_by,omitempty"` // an operator has discarded it, and no member has made the dead letter yet
 
 	history []record.Attempt // the last failures
+	names   []string         // ids of the message and its row, as filters take them
 }
 
 // HandlerWaitingGroup counts the messages that a handler retries in one topic.
@@ -92,43 +105,51 @@ type HandlerWaitingGroup struct {
 	NextAt    *time.Time `json:"next_at,omitempty"`   // the first next attempt
 }
 
-// desk returns the messages of a database.
-func (h HandlerWaiting) desk(database string) *setaside.Desk {
-	return setaside.NewDesk(h.op.database(database), setaside.DefaultCollection)
+// waitingDesk is the messages of a database, with the query of a filter for them.
+type waitingDesk struct {
+	database string
+	*setaside.Desk
+	query setaside.Query
 }
 
-// databases returns the names of the databases that have messages of handlers, or only the named one, in order.
-func (h HandlerWaiting) databases(ctx context.Context, only string) (names []string, err error) {
-	all, err := h.op.ServiceDatabases(ctx, only)
+// resolve returns the databases that have messages of handlers, or only the named one, in order, with the queries of a filter.
+func (h HandlerWaiting) resolve(ctx context.Context, filter HandlerWaitingFilter) (desks []waitingDesk, err error) {
+	if err := filter.checkTexts(); err != nil {
+		return nil, err
+	}
+	all, err := h.op.ServiceDatabases(ctx, filter.Database)
 	if err != nil {
 		return nil, err
 	}
+
 	err = h.op.forEachService(ctx, all, func(db string, found inventory.Inventory) error {
 		if found.Waiting {
-			names = append(names, db)
+			desks = append(desks, waitingDesk{db, setaside.NewDesk(h.op.database(db), setaside.DefaultCollection), filter.toQuery(db)})
 		}
 		return nil
 	})
-	return names, err
+	return desks, err
 }
 
 // List returns a page of the messages by database, handler, topic, partition and key. The messages of a key have the order of their
 // attempts.
 func (h HandlerWaiting) List(ctx context.Context, filter HandlerWaitingFilter, limit int, after string) (Page[HandlerMessage], error) {
 	page := newPage[HandlerMessage]()
-	query, err := filter.toQuery()
+	list, err := h.resolve(ctx, filter)
 	if err != nil {
 		return page, err
 	}
-	names, err := h.databases(ctx, filter.Database)
-	if err != nil {
-		return page, err
+	var names []string
+	desks := map[string]waitingDesk{}
+	for _, desk := range list {
+		names = append(names, desk.database)
+		desks[desk.database] = desk
 	}
 
 	lister := collectionLister[HandlerMessage, setaside.Position]{
-		count: func(db string) (int64, error) { return h.desk(db).Count(ctx, query) },
+		count: func(db string) (int64, error) { return desks[db].Count(ctx, desks[db].query) },
 		read: func(db string, after *setaside.Position, limit int) ([]HandlerMessage, *setaside.Position, error) {
-			items, last, err := h.desk(db).List(ctx, query, after, limit)
+			items, last, err := desks[db].List(ctx, desks[db].query, after, limit)
 			list := make([]HandlerMessage, len(items))
 			for i := range items {
 				list[i] = newHandlerMessage(db, &items[i])
@@ -143,12 +164,16 @@ func newHandlerMessage(database string, item *setaside.Item) HandlerMessage {
 	group, handler := item.SplitHandler()
 	place := item.FormatPlace()
 	message := HandlerMessage{
-		Database: database, Group: group, Handler: handler, Topic: item.Topic, Partition: item.Partition, Offset: item.Offset, Place: place,
+		Row: nameRow(database, digest(item.Message.ID)), Database: database, Group: group, Handler: handler, Topic: item.Topic, Partition: item.Partition, Offset: item.Offset, Place: place,
 		ID:   truncateText(cmp.Or(item.Header(setaside.IDHeaders...), place)),
 		Type: truncateText(item.Header(setaside.TypeHeaders...)), Key: truncateText(string(item.Key)),
 		AsideAt: item.AsideAt.UTC(), Attempts: item.Failed, FailedAt: inUTC(item.Since), NextAt: inUTC(item.Due), RequestedAt: inUTC(item.RequestedAt),
 	}
 
+	message.names = []string{message.Row, place}
+	for _, name := range setaside.IDHeaders {
+		message.names = append(message.names, item.Header(name))
+	}
 	for _, failure := range item.History {
 		message.history = append(message.history, record.Attempt{At: failure.At, Class: record.Class(failure.Class), Reason: failure.Reason})
 	}
@@ -181,17 +206,13 @@ func inUTC(moment *time.Time) *time.Time {
 // Summary counts the messages that match by database, group, handler and topic. The handler that fails for the longest time comes first.
 func (h HandlerWaiting) Summary(ctx context.Context, filter HandlerWaitingFilter) ([]HandlerWaitingGroup, error) {
 	groups := []HandlerWaitingGroup{}
-	query, err := filter.toQuery()
-	if err != nil {
-		return groups, err
-	}
-	names, err := h.databases(ctx, filter.Database)
+	desks, err := h.resolve(ctx, filter)
 	if err != nil {
 		return groups, err
 	}
 
-	for _, db := range names {
-		sums, err := h.desk(db).Summarize(ctx, query)
+	for _, desk := range desks {
+		sums, err := desk.Summarize(ctx, desk.query)
 		if err != nil {
 			return groups, err
 		}
@@ -199,7 +220,7 @@ func (h HandlerWaiting) Summary(ctx context.Context, filter HandlerWaitingFilter
 			place := setaside.Place{Handler: s.Handler}
 			group, handler := place.SplitHandler()
 			groups = append(groups, HandlerWaitingGroup{
-				Database: db, Group: group, Handler: handler, Topic: s.Topic,
+				Database: desk.database, Group: group, Handler: handler, Topic: s.Topic,
 				Count: s.Count, Failed: s.Failed, Discarded: s.Discarded, FailedAt: inUTC(&s.Since), NextAt: inUTC(&s.Due),
 			})
 		}
@@ -215,23 +236,28 @@ type HandlerRetried struct {
 	// Retried are the messages that have failed. The others of Matched follow an earlier message of their key, and need no retry of
 	// their own.
 	Retried int64 `json:"retried"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no message has
 }
 
 // Retry requests an attempt now for the messages that match and have failed. Their attempts count as before. A handler that is suspended
 // tries them too; one that is paused by PauseHandler does not.
 func (h HandlerWaiting) Retry(ctx context.Context, filter HandlerWaitingFilter, effect Effect) (HandlerRetried, error) {
 	out := HandlerRetried{DryRun: bool(effect)}
-	query, names, err := h.resolveChange(ctx, filter)
+	desks, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 
-	for _, db := range names {
-		matched, err := h.desk(db).Count(ctx, query)
+	if out.NotFound, err = h.findMissing(ctx, filter); err != nil {
+		return out, err
+	}
+	for _, desk := range desks {
+		matched, err := desk.Count(ctx, desk.query)
 		if err != nil {
 			return out, err
 		}
-		failed, err := h.desk(db).CountFailed(ctx, query)
+		failed, err := desk.CountFailed(ctx, desk.query)
 		if err != nil {
 			return out, err
 		}
@@ -242,7 +268,7 @@ func (h HandlerWaiting) Retry(ctx context.Context, filter HandlerWaitingFilter, 
 		return out, nil
 	}
 
-	out.Retried, err = changeEach(names, func(db string) (int64, error) { return h.desk(db).Retry(ctx, query) })
+	out.Retried, err = changeEach(desks, func(desk waitingDesk) (int64, error) { return desk.Retry(ctx, desk.query) })
 	return out, h.op.logOutcome(ctx, handlerRetried, bson.D{
 		{Key: "retried", Value: out.Retried}, {Key: "query", Value: auditFields(filter)},
 	}, err)
@@ -253,19 +279,24 @@ type HandlerDiscarded struct {
 	DryRun    bool  `json:"dry_run"`
 	Matched   int64 `json:"matched"`
 	Discarded int64 `json:"discarded"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no message has
 }
 
 // Discard orders that the messages that match become dead letters of class skipped, without another attempt. Later messages of their
 // keys are tried then. The dead letters can be requeued.
 func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter, effect Effect) (HandlerDiscarded, error) {
 	out := HandlerDiscarded{DryRun: bool(effect)}
-	query, names, err := h.resolveChange(ctx, filter)
+	desks, err := h.resolveChange(ctx, filter)
 	if err != nil {
 		return out, err
 	}
 
-	for _, db := range names {
-		n, err := h.desk(db).Count(ctx, query)
+	if out.NotFound, err = h.findMissing(ctx, filter); err != nil {
+		return out, err
+	}
+	for _, desk := range desks {
+		n, err := desk.Count(ctx, desk.query)
 		if err != nil {
 			return out, err
 		}
@@ -276,29 +307,31 @@ func (h HandlerWaiting) Discard(ctx context.Context, filter HandlerWaitingFilter
 	}
 
 	actor := cmp.Or(h.op.Actor, "an operator")
-	out.Discarded, err = changeEach(names, func(db string) (int64, error) { return h.desk(db).Discard(ctx, query, actor) })
+	out.Discarded, err = changeEach(desks, func(desk waitingDesk) (int64, error) { return desk.Discard(ctx, desk.query, actor) })
 	return out, h.op.logOutcome(ctx, handlerDiscarded, bson.D{
 		{Key: "discarded", Value: out.Discarded}, {Key: "query", Value: auditFields(filter)},
 	}, err)
 }
 
-// resolveChange returns the query and the databases of an action. It returns an error if the filter is empty and does not select all.
-func (h HandlerWaiting) resolveChange(ctx context.Context, filter HandlerWaitingFilter) (setaside.Query, []string, error) {
+// findMissing returns those ids of the filter that no message has that matches.
+func (h HandlerWaiting) findMissing(ctx context.Context, filter HandlerWaitingFilter) ([]string, error) {
+	return findMissing(filter.IDs, func(after string) (Page[HandlerMessage], error) {
+		return h.List(ctx, filter, MaxPage, after)
+	}, func(message *HandlerMessage) []string { return message.names })
+}
+
+// resolveChange is resolve for an action. It returns an error if the filter is empty and does not select all.
+func (h HandlerWaiting) resolveChange(ctx context.Context, filter HandlerWaitingFilter) ([]waitingDesk, error) {
 	if err := CheckSelection(filter, filter.All); err != nil {
-		return setaside.Query{}, nil, err
+		return nil, err
 	}
-	query, err := filter.toQuery()
-	if err != nil {
-		return query, nil, err
-	}
-	names, err := h.databases(ctx, filter.Database)
-	return query, names, err
+	return h.resolve(ctx, filter)
 }
 
 // changeEach adds the results of a change in each database. It ends with the first error, and returns the sum until then.
-func changeEach(databases []string, change func(db string) (int64, error)) (sum int64, err error) {
-	for _, db := range databases {
-		n, err := change(db)
+func changeEach(desks []waitingDesk, change func(desk waitingDesk) (int64, error)) (sum int64, err error) {
+	for _, desk := range desks {
+		n, err := change(desk)
 		sum += n
 		if err != nil {
 			return sum, err

@@ -68,8 +68,8 @@ func TestACanceledEventIsLookedUp(t *testing.T) {
 	}
 	cancel := func(want int64, ids ...string) {
 		t.Helper()
-		if n, err := f.op.Schedule().Cancel(t.Context(), admin.ScheduledFilter{IDs: ids}, nil); err != nil || n != want {
-			t.Fatalf("cancellation of %q: %d, %v, want %d", ids, n, err, want)
+		if out, err := f.op.Schedule().Cancel(t.Context(), admin.ScheduledFilter{IDs: ids}, nil); err != nil || out.Cancelled != want {
+			t.Fatalf("cancellation of %q: %+v, %v, want %d", ids, out, err, want)
 		}
 	}
 	cancel(1, "c1")

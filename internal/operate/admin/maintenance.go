@@ -189,10 +189,16 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollection) error {
 	for _, one := range list {
 		coll := outboxes.CollectionOf(c.op.State.Client(), one.Collection)
+		filter := c.removableFilter(one.What)
 		var err error
-		one.Found, err = coll.EstimatedDocumentCount(ctx)
+		if len(filter) > 0 {
+			one.Found, err = coll.CountDocuments(ctx, filter)
+		} else {
+			// All documents of a collection are removed, and counting millions of them would take long.
+			one.Found, err = coll.EstimatedDocumentCount(ctx)
+		}
 		if err == nil && !c.order.DryRun && one.Found > 0 {
-			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), c.removableFilter(one.What))
+			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), filter)
 		}
 
 		c.done.Collections = append(c.done.Collections, one)

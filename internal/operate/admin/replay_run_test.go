@@ -214,6 +214,7 @@ func TestAnInterruptedReplaySendsNoEnvelopeOfATimestampTwice(t *testing.T) {
 	s := newStand(t, stacktest.Client(t))
 	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
 	docs := newEnvelopes(40)
+
 	for i := range docs {
 		docs[i][5].Value = ts
 	}

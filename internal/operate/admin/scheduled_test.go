@@ -145,15 +145,15 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	}
 
 	progress = nil
-	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { progress = append(progress, n) })
-	if err != nil || n != 2 || len(progress) != 2 || progress[1] != 2 {
-		t.Fatalf("%d %v %v", n, progress, err)
+	out, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { progress = append(progress, n) })
+	if err != nil || out.Cancelled != 2 || len(progress) != 2 || progress[1] != 2 {
+		t.Fatalf("%+v %v %v", out, progress, err)
 	}
 	if n := lastNote(t, o); n.Kind != "scheduled_cancelled" || n.Fields.Lookup("type").StringValue() != "b" || n.Fields.Lookup("count").AsInt64() != 2 {
 		t.Errorf("%+v", n)
 	}
-	if n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || n != 1 {
-		t.Errorf("all: %d %v; one is claimed", n, err)
+	if out, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || out.Cancelled != 1 {
+		t.Errorf("all: %+v %v; one is claimed", out, err)
 	}
 
 	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).Schedule().Summary(t.Context(), admin.ScheduledFilter{}); err == nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/inventory"
 )
@@ -13,14 +15,26 @@ func (o Operator) findServices(ctx context.Context, database string) (inventory.
 	return inventory.Find(ctx, o.database(database), o.HandlerLetters)
 }
 
-// forEachService calls do with the collections of services in each of the databases. It returns the first error.
+// searchedAtOnce is the number of databases whose catalogs are read at once: each tenant may have a database.
+const searchedAtOnce = 16
+
+// forEachService calls do with the collections of services in each of the databases, one after the other. It returns the first error.
 func (o Operator) forEachService(ctx context.Context, databases []string, do func(db string, found inventory.Inventory) error) error {
-	for _, db := range databases {
-		found, err := o.findServices(ctx, db)
-		if err == nil {
-			err = do(db, found)
-		}
-		if err != nil {
+	found := make([]inventory.Inventory, len(databases))
+	group, searchCtx := errgroup.WithContext(ctx)
+	group.SetLimit(searchedAtOnce)
+	for i, db := range databases {
+		group.Go(func() (err error) {
+			found[i], err = o.findServices(searchCtx, db)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+
+	for i, db := range databases {
+		if err := do(db, found[i]); err != nil {
 			return err
 		}
 	}
@@ -28,7 +42,7 @@ func (o Operator) forEachService(ctx context.Context, databases []string, do fun
 }
 
 // ServiceDatabases returns the sorted names of the databases that are searched for what services store, or only the named one: the
-// databases of consumers.databases, and those of the watcher's outboxes, of which it leaves out some if there are more than 100. An
+// databases of consumers.databases, and all of the watcher's outboxes, because an action must not leave letters out without a word. An
 // operator cannot read other databases.
 func (o Operator) ServiceDatabases(ctx context.Context, only string) ([]string, error) {
 	names, err := o.collectionNames(ctx)
@@ -37,7 +51,7 @@ func (o Operator) ServiceDatabases(ctx context.Context, only string) ([]string, 
 	}
 	consumers, ofOutboxes := consumerDatabases(o), outboxes.DatabasesOf(names)
 	if only == "" {
-		return inventory.ChooseDatabases(consumers, ofOutboxes), nil
+		return slices.Compact(slices.Sorted(slices.Values(slices.Concat(consumers, ofOutboxes)))), nil
 	}
 	if !slices.Contains(consumers, only) && !slices.Contains(ofOutboxes, only) {
 		return nil, invalidRequest("watcher %s has no outbox in database %q, and consumers.databases does not name it; its databases are %s",

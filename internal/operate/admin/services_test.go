@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/operate/admin"
 	"github.com/outrelay/outrelay/internal/relay/connect"
 	"github.com/outrelay/outrelay/internal/relay/problems"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/setaside"
 	"github.com/outrelay/outrelay/pkg/consumer/deadletter"
 )
@@ -98,5 +100,29 @@ func markHandled(t *testing.T, db *mongo.Database, outbox *mongo.Collection, con
 	_, err := db.Collection("inbox_offsets").ReplaceOne(t.Context(), bson.D{{Key: "_id", Value: place}}, bson.D{}, options.Replace().SetUpsert(true))
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A list and an action reach the services of all tenants, also of a watcher with hundreds of them.
+func TestTheLastOfManyDatabasesIsSearched(t *testing.T) {
+	t.Parallel()
+	f := openWard(t)
+	f.giveUp(f.b, deadletter.DefaultCollection, "billing", "m")
+	f.setAside(f.b, "g/billing", "k", 7, 1)
+	registry := outboxes.NewRegistry(f.state.Collection("collections"))
+	for n := range 100 {
+		// The databases come first in the order of the names, and need not exist.
+		if _, err := registry.Register(t.Context(), [16]byte{1, byte(n)}, fmt.Sprintf("0%03d.outbox", n), "orders", bson.Timestamp{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	out, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{Handler: "billing"}, admin.DeadOptions{}, nil)
+	if err != nil || out.Requeued != 1 {
+		t.Errorf("requeue: %+v, %v, want 1", out, err)
+	}
+	messages, err := f.op.HandlerWaiting().Retry(t.Context(), admin.HandlerWaitingFilter{Handler: "billing"}, admin.ForReal)
+	if err != nil || messages.Retried == 0 {
+		t.Errorf("retry: %+v, %v, want the message", messages, err)
 	}
 }

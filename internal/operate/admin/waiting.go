@@ -91,7 +91,7 @@ type WaitingFilter struct {
 	Reason     string   `query:"reason" json:"reason,omitempty" enum:"retry,blocked,parked,queued"`
 	Topic      string   `query:"topic" json:"topic,omitempty" maxLength:"255" doc:"A topic that it waits for."`
 	Key        string   `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
-	IDs        []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
+	IDs        []string `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes, by their ids or by the rows of a list."`
 	Failed     bool     `query:"failed" json:"failed,omitempty" doc:"Only envelopes that were rejected and wait for another attempt."`
 	All        bool     `query:"-" json:"all,omitempty" doc:"Allows an action without a condition."`
 }
@@ -113,9 +113,13 @@ func (w Waiting) toQuery(ctx context.Context, filter WaitingFilter) (waiting.Que
 
 	// A text may stand for ids of several BSON types. An empty list selects nothing.
 	if filter.IDs != nil {
-		query.IDs = []bson.RawValue{}
+		query.IDs, query.Documents = []bson.RawValue{}, [][waiting.IDSize]byte{}
 	}
 	for _, text := range filter.IDs {
+		if _, document, isRow := parseRow[digest](text); isRow {
+			query.Documents = append(query.Documents, document)
+			continue
+		}
 		ids, err := parseIDValues(text)
 		if err != nil {
 			return query, err
@@ -127,6 +131,7 @@ func (w Waiting) toQuery(ctx context.Context, filter WaitingFilter) (waiting.Que
 
 // WaitingEnvelope is an envelope that could not be sent in the order of the stream, so that the relay stores it until it is sent.
 type WaitingEnvelope struct {
+	Row        string        `json:"row"` // names this envelope and delivery alone; the actions take it as an id
 	Collection string        `json:"collection"`
 	ID         string        `json:"id"`
 	Delivery   int32         `json:"delivery"`
@@ -228,6 +233,7 @@ func heavyFields(mapping *envelope.Mapping, fields ...string) (names []string) {
 func (o Operator) newWaitingEnvelope(i *waiting.Document) WaitingEnvelope {
 	typ, _ := o.Mapping.ToContract(i.Envelope).Lookup("type").StringValueOK()
 	envelope := WaitingEnvelope{
+		Row:        nameRow(i.NS, digest(i.DocumentID)),
 		Collection: i.NS,
 		ID:         letters.IDText(i.ID),
 		Delivery:   i.Delivery,
@@ -252,6 +258,8 @@ type FailedOutcome struct {
 	DryRun bool  `json:"dry_run"`
 	Failed int64 `json:"failed"` // failed envelopes that match
 	Done   int64 `json:"done"`
+
+	NotFound []string `json:"not_found,omitempty"` // those ids of the filter that no failed envelope has
 }
 
 // Attempts is the fate of the failed attempts of an envelope at a retry.
@@ -279,6 +287,12 @@ func (w Waiting) Retry(ctx context.Context, filter WaitingFilter, attempts Attem
 		return out, invalidRequest("envelopes with the reason %s have not failed; they are sent when the obstacle is gone", filter.Reason)
 	}
 
+	out.NotFound, err = findMissing(filter.IDs, func(after string) (Page[WaitingEnvelope], error) {
+		return w.List(ctx, filter, MaxPage, after)
+	}, func(envelope *WaitingEnvelope) []string { return []string{envelope.Row, envelope.ID} })
+	if err != nil {
+		return out, err
+	}
 	if out.Failed, err = waiting.CountMatching(ctx, w.op.waiting(), query); err != nil || effect == DryRun || out.Failed == 0 {
 		return out, err
 	}

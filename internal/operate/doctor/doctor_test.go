@@ -308,7 +308,7 @@ func TestOutboxes(t *testing.T) {
 	}
 	expectCheck(t, examine(t, cfg), "outbox.fields", Warn, db.Name()+".outbox has dueat for dueAt", "correct the names")
 	r = examine(t, loadConfig(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
-	if c := findCheck(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates them") {
+	if c := findCheck(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "creates it") {
 		t.Errorf("%+v", c)
 	}
 

@@ -79,3 +79,29 @@ func TestALongActionGoesOnAfterItsRequest(t *testing.T) {
 		t.Errorf("the result: %+v", action)
 	}
 }
+
+// The part of an action that was done before it failed stays done, so the problem states how much that is.
+func TestAnActionThatFailsHalfwayStatesWhatItDid(t *testing.T) {
+	t.Parallel()
+	s := openSite(t)
+	due := time.Now().Add(time.Hour)
+	for i, id := range []string{"a1", "a2"} {
+		doc := bson.D{
+			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Due"},
+			{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Second)},
+		}
+		if _, err := s.outbox.InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The collection accepts no change of the second event.
+	validator := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: "a2"}}}}
+	if err := s.outbox.Database().RunCommand(t.Context(), bson.D{{Key: "collMod", Value: s.outbox.Name()}, {Key: "validator", Value: validator}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	body := `{"filter":{"ids":["a1","a2"]},"to":"` + due.Add(24*time.Hour).UTC().Format(time.RFC3339) + `"}`
+	if problem := s.call("POST", "/api/v1/scheduled/reschedule", body).requireProblem(t, 503); problem.Done != 1 {
+		t.Errorf("%+v, want 1 event done", problem)
+	}
+}

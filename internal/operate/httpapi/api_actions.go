@@ -106,6 +106,11 @@ func addLongAction[I scoped, O any](
 		patience, _ := ctx.Value(patienceKey{}).(time.Duration)
 		if task.Await(ctx, patience) {
 			result, err := task.Result()
+			if problem, ok := errors.AsType[*ErrorBody](problemOf(err)); ok {
+				partial := *problem
+				partial.Done = task.Done()
+				return nil, &partial
+			}
 			if err != nil {
 				return nil, err
 			}

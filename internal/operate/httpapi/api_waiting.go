@@ -160,9 +160,9 @@ type rescheduled struct {
 
 // cancelled is the response to a cancellation.
 type cancelled struct {
-	DryRun    bool  `json:"dry_run"`
-	Matched   int64 `json:"matched"`
-	Cancelled int64 `json:"cancelled"`
+	DryRun  bool  `json:"dry_run"`
+	Matched int64 `json:"matched"`
+	admin.Cancelled
 }
 
 func (a *api) addScheduled() {
@@ -187,7 +187,7 @@ func (a *api) addScheduled() {
 
 	addLongAction(a, "/scheduled/cancel", "cancel-scheduled", "Cancel scheduled envelopes that no watcher has claimed yet",
 		func(ctx context.Context, op admin.Operator, input *ScheduledAction, task *tasks.Task) (cancelled, error) {
-			out := cancelled{DryRun: input.Body.DryRun}
+			out := cancelled{DryRun: input.Body.DryRun, Cancelled: admin.Cancelled{NotScheduled: []string{}}}
 			matched, err := input.Body.count(ctx, op, task)
 			out.Matched = matched
 			if err != nil || input.Body.DryRun {

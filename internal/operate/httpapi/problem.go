@@ -22,6 +22,7 @@ type ErrorBody struct {
 	Detail string         `json:"detail" doc:"The problem with this request."`
 	Fix    string         `json:"fix,omitempty" doc:"What to do."`
 	Errors []ProblemPlace `json:"errors,omitempty" doc:"The invalid values of the request."`
+	Done   int64          `json:"done,omitempty" doc:"Entries that an action processed before it failed. They stay as they are now, and the same request does the rest."`
 }
 
 // ProblemPlace is one invalid value of a request.

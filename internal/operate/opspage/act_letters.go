@@ -62,8 +62,6 @@ func planRequeue(call *call) (preview, error) {
 
 func (c *call) requeueLetters(filter admin.DeadFilter) (notice, error) {
 	out, err := c.use.Letters.Requeue(c.ctx, filter, c.deadOptions(false), c.did)
-
-	// Some letters may be requeued although the action ends with an error, so the notice is complete in any case.
 	n := notice{
 		Text:  countNoun(out.Requeued, "dead letter") + " requeued",
 		Final: "The events are being sent; that is not taken back. The list shows the dead letters as requeued.",
@@ -119,15 +117,17 @@ func planDiscard(call *call) (preview, error) {
 		preview.Lines = append(preview.Lines, "No filter is set: this includes every dead letter of the selected state.")
 	}
 
-	// The ids of handlers' letters select messages, and a message may have several letters.
-	if int64(len(filter.IDs)) < out.Matched && !filter.All {
-		preview.Lines = append(preview.Lines, "All dead letters of a selected event are included: some selected events died more than once.")
-	}
 	// One letter was shown before, so a click is enough.
 	if out.Matched > 1 {
 		preview.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
 	}
 	return preview, err
+}
+
+// normalizeField returns the value of a text field without the characters that people do not see in it. Browsers remove the line breaks of
+// these fields alone, so a comparison with a hidden field must leave them out.
+func normalizeField(text string) string {
+	return strings.TrimSpace(strings.NewReplacer("\r", "", "\n", "").Replace(text))
 }
 
 // parseEdit returns the letter, and the fields that the form changes.
@@ -146,7 +146,7 @@ func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
 		if !c.q.Has("set." + f.Name) {
 			continue
 		}
-		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
+		old, value := normalizeField(c.q.Get("was."+f.Name)), normalizeField(c.q.Get("set."+f.Name))
 		switch {
 		// The form shows the stored value, so an unchanged field is not an edit.
 		case old == value:
@@ -193,7 +193,7 @@ func planEdit(call *call) (preview, error) {
 	run := func() (notice, error) { return call.editLetter(ref, edit) }
 	if ref.Source == admin.FromHandler {
 		return newPreview(run, "It cannot be taken back. The dead letter stays in the list as requeued, with its original message.",
-			"Message "+ref.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
+			"Message "+out.ID+" goes back to its handler at once.", "Changed: "+changed+"."), err
 	}
 	return newPreview(run, "It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
 		". The dead letter stays in the list as requeued, with its original envelope.",

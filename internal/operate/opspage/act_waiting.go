@@ -57,9 +57,10 @@ func planCancel(call *call) (preview, error) {
 	page, err := call.use.Schedule.List(call.ctx, filter, 1, "")
 	preview := preview{
 		run: func() (notice, error) {
-			n, err := call.use.Schedule.Cancel(call.ctx, filter, call.did)
+			out, err := call.use.Schedule.Cancel(call.ctx, filter, call.did)
 			return notice{
-				Text:  countNoun(n, "scheduled event") + " cancelled.",
+				Text:  countNoun(out.Cancelled, "scheduled event") + " cancelled.",
+				Rows:  listNotScheduled(out.NotScheduled),
 				Final: "They are gone. The service that scheduled them can append them again.",
 			}, err
 		},
@@ -75,6 +76,14 @@ func planCancel(call *call) (preview, error) {
 		preview.Phrase = fmt.Sprintf("cancel %d", page.Total)
 	}
 	return preview, err
+}
+
+// listNotScheduled lists the selected events that an action did not change.
+func listNotScheduled(ids []string) (rows []row) {
+	for _, id := range ids {
+		rows = append(rows, row{id, "not scheduled any more: cancelled, or being sent"})
+	}
+	return rows
 }
 
 // parseReschedule returns the selected events and their new due time.
@@ -100,11 +109,8 @@ func planReschedule(call *call) (preview, error) {
 	preview := preview{
 		run: func() (notice, error) {
 			out, err := call.use.Schedule.Move(call.ctx, filter, to, call.did)
-			n := notice{Text: countVerb(out.Moved, "event") + " due at " + formatTime(to) + "."}
-			for _, id := range out.NotScheduled {
-				n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
-			}
-			return n, err
+			text := countVerb(out.Moved, "event") + " due at " + formatTime(to) + "."
+			return notice{Text: text, Rows: listNotScheduled(out.NotScheduled)}, err
 		},
 		Count:   page.Total,
 		Nothing: page.Total == 0,

@@ -147,7 +147,7 @@ func showLetter(call *call) (any, error) {
 
 	// If the envelope cannot be expressed as JSON, the fields of the form are empty.
 	fields := editable
-	if ref.Source == admin.FromHandler {
+	if got.Source.Kind == admin.FromHandler {
 		fields = editableMessage
 	}
 	page := letter{DeadLetter: got, Shown: withPayload, Fields: slices.Clone(fields)}
@@ -192,10 +192,7 @@ func formatValue(raw json.RawMessage) string {
 	return formatJSON(raw)
 }
 
-// maxDownloaded bounds the letters of one file.
-const maxDownloaded = 10_000
-
-// download serves the matching letters as lines of JSON, as a copy before they are discarded. The
+// download serves all matching letters as lines of JSON, as a copy before they are discarded. The
 // envelopes are included only on request, if the caller may see payloads.
 func (p *page) download(response http.ResponseWriter, request *http.Request, call *call) {
 	filter, err := call.parseDeadFilter()
@@ -215,25 +212,20 @@ func (p *page) download(response http.ResponseWriter, request *http.Request, cal
 	response.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
 	withPayload := call.isSet("payload") && call.who.Payloads
 	out := json.NewEncoder(response)
-	for n := 0; ; {
+	for {
 		// A large number of letters is not collected in memory.
 		for _, l := range page.Items {
 			if withPayload {
-				ref := admin.DeadRef{
-					Collection: l.Collection, ID: l.Ref(), Delivery: int(l.Delivery),
-					Source: filter.Source, Group: l.Source.Group, Handler: l.Source.Handler,
-				}
-				l, err = call.use.Letters.Show(call.ctx, ref, admin.WithPayload)
+				l, err = call.use.Letters.Show(call.ctx, admin.DeadRef{ID: l.Row, Delivery: -1}, admin.WithPayload)
 				// The response has begun, so an error can only abort it.
 				abortOn(err)
 			}
 			if out.Encode(l) != nil {
 				return
 			}
-			n++
 		}
 
-		if page.Next == "" || n >= maxDownloaded {
+		if page.Next == "" {
 			return
 		}
 		page, err = call.use.Letters.List(call.ctx, filter, admin.MaxPage, page.Next)

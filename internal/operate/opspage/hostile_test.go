@@ -44,8 +44,8 @@ func (d deskNodes) Release(context.Context, string, time.Duration) ([]string, er
 	return result[[]string](d.desk)
 }
 
-func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {
-	return 2, d.err
+func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)) (admin.Cancelled, error) {
+	return admin.Cancelled{Cancelled: 2}, d.err
 }
 
 func (d deskSchedule) Move(context.Context, admin.ScheduledFilter, time.Time, func(int64)) (admin.Rescheduled, error) {

@@ -240,6 +240,7 @@ type problem struct {
 	Fix    string
 	Again  bool   // the same request may be repeated
 	Back   string // link to the page from which the request came
+	Done   int64  // entries that an action has processed before it failed
 }
 
 var problemTitles = map[admin.Failure]struct {
@@ -278,7 +279,13 @@ func newProblem(err error) *problem {
 // serveProblem shows an error as a page. For a repeated request of the script it responds with text,
 // which the script shows above the last figures.
 func (p *page) serveProblem(response http.ResponseWriter, request *http.Request, call *call, err error) {
+	p.serveFailure(response, request, call, err, 0)
+}
+
+// serveFailure is serveProblem for an action that has processed done entries before it failed.
+func (p *page) serveFailure(response http.ResponseWriter, request *http.Request, call *call, err error, done int64) {
 	problem := newProblem(err)
+	problem.Done = done
 	if problem.Status >= http.StatusInternalServerError && request.Context().Err() == nil {
 		p.o.Log.Warn("a request of the operator's page failed", "path", request.URL.Path, "error", err)
 	}

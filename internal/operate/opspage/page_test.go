@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -1122,6 +1123,77 @@ func TestDownload(t *testing.T) {
 	r, body := sendRequest(t, newSite(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
 	if r.StatusCode != http.StatusOK || strings.Count(body, "\n") != 2 || d.payload || d.filter.Topic != "x" {
 		t.Errorf("%d, filter %+v: %s", r.StatusCode, d.filter, body)
+	}
+}
+
+// A browser removes the line breaks of a text field, and people do not see blanks at its ends. An unchanged field stays as it is.
+func TestAnEditKeepsFieldsThatAreNotChanged(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x"}
+	form := url.Values{
+		"id": {"e1"}, "version": {"0"}, "_count": {"-1"}, "was.key": {" 42"}, "set.key": {" 42"},
+		"was.subject": {"a\r\nb "}, "set.subject": {"ab "}, "was.type": {"Paid"}, "set.type": {" Refunded "},
+		"replace-payload": {"1"}, "payload": {"{}"},
+	}
+	if r, body := sendRequest(t, newSite(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+
+	if len(d.edit.Fields) != 1 || d.edit.Fields["type"] != "Refunded" || len(d.edit.Unset) > 0 || string(d.edit.Payload) != "{}" {
+		t.Errorf("%+v, want the type and the payload", d.edit)
+	}
+}
+
+// brokenLetters fails after 3,000 letters.
+type brokenLetters struct{ deskLetters }
+
+func (b brokenLetters) Discard(ctx context.Context, f admin.DeadFilter, effect admin.Effect, did func(int64)) (admin.DeadDiscarded, error) {
+	if effect == admin.DryRun {
+		return b.deskLetters.Discard(ctx, f, effect, did)
+	}
+	did(3000)
+	return admin.DeadDiscarded{Matched: 5000, Discarded: 3000}, errors.New("the primary is gone")
+}
+
+// The part of an action that was done before it failed stays done, so its page states how much that is.
+func TestAnActionThatFailsHalfwayStatesWhatItDid(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 5000}
+	use := d.useCases()
+	use.Letters = brokenLetters{deskLetters{d}}
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return use }})
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "_count": {"5000"}, "_phrase": {"discard 5000"}}
+	_, body := sendRequest(t, site, &operator, "POST", "/act/dead-discard", form)
+	for _, want := range []string{"the primary is gone", "3,000 done until then"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q: %s", want, body)
+		}
+	}
+}
+
+// manyLetters has more letters than a page.
+type manyLetters struct {
+	letterUseCases
+	pages int
+}
+
+func (m manyLetters) List(_ context.Context, _ admin.DeadFilter, limit int, after string) (admin.Page[admin.DeadLetter], error) {
+	number, _ := strconv.Atoi(after)
+	page := admin.Page[admin.DeadLetter]{Items: make([]admin.DeadLetter, limit), Total: int64(m.pages * limit)}
+	if number+1 < m.pages {
+		page.Next = strconv.Itoa(number + 1)
+	}
+	return page, nil
+}
+
+// A file that looks complete has all letters: people discard them after the download.
+func TestADownloadHasAllLetters(t *testing.T) {
+	t.Parallel()
+	const pages = 11
+	site := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Letters: manyLetters{pages: pages}} }})
+	r, body := sendRequest(t, site, &viewer, "GET", "/dead/download", nil)
+	if lines := strings.Count(body, "\n"); r.StatusCode != http.StatusOK || lines != pages*admin.MaxPage {
+		t.Errorf("%d with %d letters, want %d", r.StatusCode, lines, pages*admin.MaxPage)
 	}
 }
 

@@ -33,7 +33,7 @@ func (p *page) finishAction(response http.ResponseWriter, request *http.Request,
 
 	result, err := started.Result()
 	if err != nil {
-		p.serveProblem(response, request, call, err)
+		p.serveFailure(response, request, call, err, started.Done())
 		return
 	}
 	http.Redirect(response, request, call.linkResult("done", p.notices.Put(result.(*notice))), http.StatusSeeOther)

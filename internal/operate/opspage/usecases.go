@@ -102,7 +102,7 @@ type handlerUseCases interface {
 type scheduleUseCases interface {
 	List(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.Page[admin.Scheduled], error)
 	Summary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
-	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (int64, error)
+	Cancel(ctx context.Context, f admin.ScheduledFilter, progress func(int64)) (admin.Cancelled, error)
 	Move(ctx context.Context, f admin.ScheduledFilter, to time.Time, progress func(int64)) (admin.Rescheduled, error)
 }
 

@@ -203,6 +203,3 @@ func (s *Scope) Matches(db, coll []byte) bool {
 	}
 	return true
 }
-
-// Multiple reports whether the scope can contain more than one collection.
-func (s *Scope) Multiple() bool { return s.kind != Collection }

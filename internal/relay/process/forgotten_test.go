@@ -130,6 +130,7 @@ func (b *bundle) storedTopics() (names []string) {
 	if err := b.state.Collection("watchers").FindOne(b.t.Context(), bson.D{}).Decode(&d); err != nil {
 		b.t.Fatal(err)
 	}
+
 	for _, o := range d.Offsets {
 		names = append(names, o.Topic)
 	}

@@ -36,6 +36,7 @@ func TestInvalidIDsCostNoSpansOfOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ran := make(chan error, 1)
 	go func() { ran <- e.Run(ctx) }()
+
 	for e.tracer.Load() == nil {
 		<-time.After(time.Millisecond)
 	}

@@ -141,7 +141,7 @@ func TestActionsInParts(t *testing.T) {
 	for name, to := range map[string]time.Time{"sooner": soon.Add(-time.Hour), "later": soon.Add(100 * time.Hour)} {
 		for _, want := range [][]int64{{1000, 2000, 2500}, nil} {
 			var progress []int64
-			n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{Name: "x"}, to, func(n int64) { progress = append(progress, n) })
+			n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{Name: "x"}, to, agenda.Report{Did: func(n int64) { progress = append(progress, n) }})
 			if diff := cmp.Diff(want, progress); err != nil || diff != "" {
 				t.Errorf("%s: got %d, %v, progress:\n%s", name, n, err, diff)
 			}
@@ -151,8 +151,34 @@ func TestActionsInParts(t *testing.T) {
 		}
 	}
 
-	if n, err := agenda.CancelInParts(t.Context(), coll, agenda.Query{Name: "x"}, nil); n != 2500 || err != nil {
+	if n, err := agenda.CancelInParts(t.Context(), coll, agenda.Query{Name: "x"}, agenda.Report{}); n != 2500 || err != nil {
 		t.Errorf("canceled %d, %v", n, err)
+	}
+}
+
+// Of named events, an action reports each that a watcher has claimed after the action has found it.
+func TestAnActionReportsANamedEventThatIsGone(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	query := agenda.Query{}
+	for range 3 {
+		scheduled := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "x", event.Payload{}, event.WithDueAt(soon))
+		if _, err := coll.InsertOne(t.Context(), scheduled); err != nil {
+			t.Fatal(err)
+		}
+		query.IDs = append(query.IDs, scheduled.ID())
+	}
+
+	var missed []event.ID
+	report := agenda.Report{Missed: func(id event.ID) { missed = append(missed, id) }}
+	// All events are found before the first is canceled. Then a watcher claims the other two.
+	report.Did = func(int64) {
+		if _, err := coll.DeleteMany(t.Context(), bson.D{}); err != nil {
+			t.Error(err)
+		}
+	}
+	if n, err := agenda.CancelInParts(t.Context(), coll, query, report); n != 1 || err != nil || len(missed) != 2 || missed[0] == missed[1] {
+		t.Errorf("%d canceled, %v, missed %v, want 1 and 2 missed ones", n, err, missed)
 	}
 }
 
@@ -184,7 +210,7 @@ func TestAListOfDueTimesIsNotScheduled(t *testing.T) {
 	if canceled, err := agenda.Cancel(t.Context(), coll, event.NewID("lists")); canceled || err != nil {
 		t.Errorf("the list was canceled: %v", err)
 	}
-	if n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{}, soon.Add(time.Second), nil); n != 1 || err != nil {
+	if n, err := agenda.MoveInParts(t.Context(), coll, agenda.Query{}, soon.Add(time.Second), agenda.Report{}); n != 1 || err != nil {
 		t.Errorf("%d were moved, %v", n, err)
 	}
 }

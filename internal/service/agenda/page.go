@@ -85,10 +85,16 @@ type scheduledDocument struct {
 	ExpiresAt     bson.RawValue `bson:"expiresAt"`
 }
 
+// idOf returns the id of a document, or the zero id if its type is none of an event.
+func idOf(value bson.RawValue) (id event.ID) {
+	_ = id.UnmarshalBSONValue(byte(value.Type), value.Value)
+	return id
+}
+
 // toEvent converts the document. It ignores fields with an unexpected type.
 func (d *scheduledDocument) toEvent() Event {
 	scheduled := Event{DueAt: d.DueAt.Time().UTC()}
-	_ = scheduled.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)
+	scheduled.ID = idOf(d.ID)
 	scheduled.Aggregate.Type, _ = d.AggregateType.StringValueOK()
 	scheduled.Name, _ = d.Type.StringValueOK()
 

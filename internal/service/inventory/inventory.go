@@ -19,8 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/service/setaside"
 )
 
-// maxDatabases is how many databases of a watcher are searched for collections of services. Some callers read regularly, so their cost
-// must have a bound.
+// maxDatabases is how many databases of a watcher are searched regularly for collections of services. Actions of operators search all.
 const maxDatabases = 100
 
 // ConfiguredDatabases returns the names of the databases of services that the configuration contains: consumers.databases, and the databases of
@@ -36,7 +35,7 @@ func ConfiguredDatabases(consumers, watch []string) []string {
 	return databases
 }
 
-// ChooseDatabases returns the sorted names of the databases to search for collections of services: the configured ones, and those of
+// ChooseDatabases returns the sorted names of the databases to search regularly for collections of services: the configured ones, and those of
 // outboxes until there are 100.
 func ChooseDatabases(configured, ofOutboxes []string) []string {
 	chosen := slices.Compact(slices.Sorted(slices.Values(configured)))

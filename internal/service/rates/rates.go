@@ -64,7 +64,10 @@ func (m *Mongo) Reserve(ctx context.Context, limit Limit, n int) (time.Duration,
 		bson.D{{Key: "$gt", Value: bson.A{"$next", bson.D{{Key: "$add", Value: bson.A{"$now", MaxLeftover.Microseconds()}}}}}},
 	}}}
 	next := bson.D{{Key: "$cond", Value: bson.A{isStale, soon, "$next"}}}
+	// If the clock has gone back since the last reservation, its slots go back with it. Otherwise they would lie as far ahead as the step.
+	step := bson.D{{Key: "$max", Value: bson.A{int64(0), bson.D{{Key: "$subtract", Value: bson.A{"$now", now}}}}}}
 	update := mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "next", Value: bson.D{{Key: "$subtract", Value: bson.A{"$next", step}}}}}}},
 		{{Key: "$set", Value: bson.D{{Key: "now", Value: now}}}},
 		{{Key: "$set", Value: bson.D{{Key: "first", Value: bson.D{{Key: "$max", Value: bson.A{next, earliest}}}}}}},
 		{{Key: "$set", Value: bson.D{

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 )
 
@@ -145,7 +146,7 @@ func (s *Collection) claimCensus(ctx context.Context, doc *storedCensus, member 
 	}
 
 	claim := mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "by", Value: bson.D{{Key: "$literal", Value: member}}}, {Key: "due", Value: afterNow(countLimit)},
+		{Key: "by", Value: bson.D{{Key: "$literal", Value: member}}}, {Key: "due", Value: mongodb.AfterNow(countLimit)},
 	}}}}
 
 	// If another member has claimed it since the read, the filter matches nothing, or the insert has a duplicate key.
@@ -193,7 +194,7 @@ func (s *Collection) takeCensus(
 	mine := bson.D{{Key: "_id", Value: doc.Group}, {Key: "by", Value: member.ID}}
 	_, err = s.counts.UpdateOne(ctx, mine, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "at", Value: "$$NOW"},
-		{Key: "due", Value: afterNow(max(CensusInterval, maxCountShare*took))},
+		{Key: "due", Value: mongodb.AfterNow(max(CensusInterval, maxCountShare*took))},
 		{Key: "counts", Value: bson.D{{Key: "$literal", Value: SumPlaces(places, unread)}}},
 		{Key: "members", Value: freshMembers()},
 	}}}})

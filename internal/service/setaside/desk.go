@@ -34,6 +34,7 @@ type Query struct {
 	Topic          string
 	Key            string
 	IDs            []string // ids of messages, or places in the form "<topic>/<partition>@<offset>"
+	Messages       []Digest // ids of set-aside messages; together with IDs: messages of either
 	Reason         string   // the beginning of the reason of one of the last failures
 }
 
@@ -114,6 +115,9 @@ func (q Query) filter() bson.D {
 			alternatives = append(alternatives, bson.D{{Key: "t", Value: topic}, {Key: "p", Value: partition}, {Key: "o", Value: offset}})
 		}
 	}
+	if q.Messages != nil {
+		alternatives = append(alternatives, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.Messages}}}})
+	}
 	switch {
 	case alternatives != nil:
 		filter = append(filter, bson.E{Key: "$or", Value: alternatives})
@@ -139,7 +143,7 @@ func (d *Desk) List(ctx context.Context, query Query, after *Position, limit int
 	isDescribing := bson.D{{Key: "$in", Value: bson.A{"$$this.k", slices.Concat(IDHeaders, TypeHeaders)}}}
 	headers := bson.D{{Key: "$filter", Value: bson.D{{Key: "input", Value: "$hd"}, {Key: "cond", Value: isDescribing}}}}
 	opts := options.Find().SetHint("queues").SetLimit(int64(limit) + 1).
-		SetProjection(append(mongodb.Fields("h", "t", "p", "q", "g", "o", "k", "n", "hist", "at", "since", "due", "rq", "dc"), bson.E{Key: "hd", Value: headers}))
+		SetProjection(append(mongodb.Fields("_id", "h", "t", "p", "q", "g", "o", "k", "n", "hist", "at", "since", "due", "rq", "dc"), bson.E{Key: "hd", Value: headers}))
 
 	// The bounds are in the order of the index, so that a page costs the same wherever it begins.
 	first, last := bson.D{}, bson.D{}

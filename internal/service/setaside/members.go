@@ -99,7 +99,7 @@ func (s *Collection) Leave(ctx context.Context, group, member string) error {
 
 // freshMembers returns the field members without the records of members that were killed, for an update by pipeline.
 func freshMembers() bson.D {
-	isFresh := bson.D{{Key: "$gte", Value: bson.A{"$$this.v.at", afterNow(-memberExpiry)}}}
+	isFresh := bson.D{{Key: "$gte", Value: bson.A{"$$this.v.at", mongodb.AfterNow(-memberExpiry)}}}
 	all := bson.D{{Key: "$objectToArray", Value: mongodb.IfNull("$members", bson.D{})}}
 	return bson.D{{Key: "$arrayToObject", Value: bson.D{
 		{Key: "$filter", Value: bson.D{{Key: "input", Value: all}, {Key: "cond", Value: isFresh}}},

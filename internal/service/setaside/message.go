@@ -77,14 +77,19 @@ type Failure struct {
 
 // CheckSize returns ErrTooLarge if the record of m does not fit in a document.
 func (m *Message) CheckSize() error {
+	if m.Size() > maxRecordBytes {
+		return ErrTooLarge
+	}
+	return nil
+}
+
+// Size returns the bytes of the key, the value and the headers of the record.
+func (m *Message) Size() int {
 	n := len(m.Key) + len(m.Value)
 	for _, h := range m.Headers {
 		n += len(h.Key) + len(h.Value)
 	}
-	if n > maxRecordBytes {
-		return ErrTooLarge
-	}
-	return nil
+	return n
 }
 
 // MessageID returns the id of the message at an offset. identity distinguishes a record from another one that took its

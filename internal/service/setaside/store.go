@@ -182,8 +182,8 @@ func addition(message *Message, wait time.Duration) mongo.WriteModel {
 	// the clocks of processes differ.
 	if message.Failed > 0 {
 		added = append(added,
-			bson.E{Key: "since", Value: afterNow(-message.Elapsed)},
-			bson.E{Key: "due", Value: afterNow(wait)})
+			bson.E{Key: "since", Value: mongodb.AfterNow(-message.Elapsed)},
+			bson.E{Key: "due", Value: mongodb.AfterNow(wait)})
 	}
 	if message.Requested {
 		added = append(added, bson.E{Key: "rq", Value: "$$NOW"})
@@ -211,8 +211,8 @@ func (s *Collection) Postpone(ctx context.Context, message *Message, wait time.D
 		{Key: "s", Value: message.Spared},
 		{Key: "hist", Value: bson.D{{Key: "$literal", Value: message.History}}},
 		// A message that was untried fails for the first time now.
-		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-message.Elapsed)}}}},
-		{Key: "due", Value: afterNow(wait)},
+		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", mongodb.AfterNow(-message.Elapsed)}}}},
+		{Key: "due", Value: mongodb.AfterNow(wait)},
 	}}}}
 	if _, err := s.coll.UpdateOne(ctx, byID(message.ID), update); err != nil {
 		return fmt.Errorf("postponing a message that is set aside: %w", err)
@@ -442,11 +442,6 @@ func inPlace(place Place) bson.D {
 
 func inQueue(place Place, queue Digest) bson.D {
 	return append(inPlace(place), bson.E{Key: "q", Value: queue})
-}
-
-// afterNow returns the time duration after the server's current time, for an update by pipeline.
-func afterNow(duration time.Duration) bson.D {
-	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
 }
 
 // IsTooLarge reports whether the server or the driver rejected a document because of its size.

@@ -267,24 +267,37 @@ func (c *collection) Summarize(ctx context.Context, query Query) ([]Summary, err
 	return cursor.All[Summary](ctx, "summarizing dead letters of "+c.coll.Name(), cur, err)
 }
 
-// MarkRequeued stores the mark of each letter and the server's time, unless the letter is marked already.
-func (c *collection) MarkRequeued(ctx context.Context, marks map[ID]Requeued) (marked []ID, err error) {
-	unmarked := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: slices.Collect(maps.Keys(marks))}}}, {Key: "requeued", Value: nil}}
-	cur, err := cursor.Find(ctx, c.coll, unmarked, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+// findSelected returns those of the letters that query still selects, in the transaction of ctx. If another call changes one of them before
+// the transaction has written it, that is a write conflict, which repeats the transaction.
+func (c *collection) findSelected(ctx context.Context, query Query, ids []ID) (selected []ID, err error) {
+	filter := listing.All(byIDs(ids), query.buildFilter())
+	cur, err := cursor.Find(ctx, c.coll, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	found, err := cursor.All[struct {
 		ID ID `bson:"_id"`
 	}](ctx, "reading dead letters of "+c.coll.Name(), cur, err)
-	if err != nil || len(found) == 0 {
+	for _, letter := range found {
+		selected = append(selected, letter.ID)
+	}
+	return selected, err
+}
+
+// byIDs returns the filter for the documents with these ids.
+func byIDs[T any](ids []T) bson.D {
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+}
+
+// MarkRequeued stores the mark of each letter that query still selects, with the server's time.
+func (c *collection) MarkRequeued(ctx context.Context, query Query, marks map[ID]Requeued) (marked []ID, err error) {
+	marked, err = c.findSelected(ctx, query, slices.Collect(maps.Keys(marks)))
+	if err != nil || len(marked) == 0 {
 		return nil, err
 	}
 
 	var models []mongo.WriteModel
-	for _, letter := range found {
-		marked = append(marked, letter.ID)
+	for _, id := range marked {
 		models = append(models, mongo.NewUpdateOneModel().
-			SetFilter(bson.D{{Key: "_id", Value: letter.ID}}).SetUpdate(listing.Mark("requeued", marks[letter.ID])))
+			SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(listing.Mark("requeued", marks[id])))
 	}
-	// A letter that another call has marked since the transaction began is a write conflict, which repeats the transaction.
 	if _, err := c.coll.BulkWrite(ctx, models); err != nil {
 		return nil, fmt.Errorf("marking dead letters of %s as requeued: %w", c.coll.Name(), err)
 	}
@@ -294,29 +307,21 @@ func (c *collection) MarkRequeued(ctx context.Context, marks map[ID]Requeued) (m
 // chunkGrace is how much longer than their letter chunks exist.
 const chunkGrace = time.Hour
 
-// Archive marks letters as discarded. They expire with their chunks after keep.
-func (c *collection) Archive(ctx context.Context, letters []Letter, actor string, keep time.Duration) (archived int64, err error) {
-	ids, chunks := idsOf(letters)
+// Archive marks the letters that query still selects as discarded. They expire with their chunks after keep.
+func (c *collection) Archive(ctx context.Context, query Query, letters []Letter, actor string, keep time.Duration) (archived int64, err error) {
 	expireAfter := func(wait time.Duration) bson.E {
 		return bson.E{Key: "expireAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", wait.Milliseconds()}}}}
 	}
 	mark := bson.D{{Key: "at", Value: "$$NOW"}, {Key: "actor", Value: bson.D{{Key: "$literal", Value: actor}}}}
 
-	// One transaction, because chunks that expire without their letter would leave it incomplete.
-	err = c.Transaction(ctx, func(ctx context.Context) error {
-		notArchived := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "archived", Value: nil}}
-		res, err := c.coll.UpdateMany(ctx, notArchived, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+	archived, err = c.changeSelected(ctx, query, letters, func(ctx context.Context, ids []ID, chunks []chunkID) error {
+		_, err := c.coll.UpdateMany(ctx, byIDs(ids), mongo.Pipeline{{{Key: "$set", Value: bson.D{
 			{Key: "archived", Value: mark}, expireAfter(keep),
 		}}}})
-		if err != nil {
+		if err != nil || len(chunks) == 0 {
 			return err
 		}
-		archived = res.MatchedCount
-		if len(chunks) == 0 {
-			return nil
-		}
-		_, err = c.coll.UpdateMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: chunks}}}},
-			mongo.Pipeline{{{Key: "$set", Value: bson.D{expireAfter(keep + chunkGrace)}}}})
+		_, err = c.coll.UpdateMany(ctx, byIDs(chunks), mongo.Pipeline{{{Key: "$set", Value: bson.D{expireAfter(keep + chunkGrace)}}}})
 		return err
 	})
 	if err != nil {
@@ -325,33 +330,48 @@ func (c *collection) Archive(ctx context.Context, letters []Letter, actor string
 	return archived, nil
 }
 
-// idsOf returns the ids of letters, and of the chunks that they may have.
-func idsOf(letters []Letter) (ids, chunks []any) {
-	for i := range letters {
-		ids = append(ids, letters[i].ID)
-		for n := range letters[i].countChunks() {
-			chunks = append(chunks, chunkID{letters[i].ID, n})
+// Delete deletes the letters that query still selects, with their chunks.
+func (c *collection) Delete(ctx context.Context, query Query, letters []Letter) (int64, error) {
+	deleted, err := c.changeSelected(ctx, query, letters, func(ctx context.Context, ids []ID, chunks []chunkID) error {
+		_, err := c.coll.DeleteMany(ctx, byIDs(ids))
+		if err != nil || len(chunks) == 0 {
+			return err
 		}
-	}
-	return ids, chunks
-}
-
-// Delete deletes letters. Chunks are deleted first, because only their letter leads to them.
-func (c *collection) Delete(ctx context.Context, letters []Letter) (int64, error) {
-	ids, chunks := idsOf(letters)
-	if len(chunks) > 0 {
-		if _, err := c.deleteByID(ctx, chunks); err != nil {
-			return 0, err
-		}
-	}
-	return c.deleteByID(ctx, ids)
-}
-
-// deleteByID deletes documents and returns how many there were.
-func (c *collection) deleteByID(ctx context.Context, ids []any) (int64, error) {
-	res, err := c.coll.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
+		_, err = c.coll.DeleteMany(ctx, byIDs(chunks))
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("discarding dead letters of %s: %w", c.coll.Name(), err)
 	}
-	return res.DeletedCount, nil
+	return deleted, nil
+}
+
+// changeSelected calls change with the ids of those letters that query still selects, and with the ids of the chunks that these may have. It
+// returns the number of the letters. It is one transaction, because a letter without its chunks would be incomplete, and only their letter
+// leads to chunks.
+func (c *collection) changeSelected(
+	ctx context.Context, query Query, letters []Letter, change func(ctx context.Context, ids []ID, chunks []chunkID) error,
+) (changed int64, err error) {
+	var all []ID
+	for i := range letters {
+		all = append(all, letters[i].ID)
+	}
+
+	err = c.Transaction(ctx, func(ctx context.Context) error {
+		ids, err := c.findSelected(ctx, query, all)
+		if changed = int64(len(ids)); err != nil || changed == 0 {
+			return err
+		}
+		var chunks []chunkID
+		for i := range letters {
+			if !slices.Contains(ids, letters[i].ID) {
+				continue
+			}
+			for n := range letters[i].countChunks() {
+				chunks = append(chunks, chunkID{letters[i].ID, n})
+			}
+		}
+		return change(ctx, ids, chunks)
+	})
+	return changed, err
 }

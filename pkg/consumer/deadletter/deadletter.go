@@ -63,13 +63,13 @@ type store interface {
 	Count(ctx context.Context, q Query) (int64, error)
 	// Summarize counts the letters that q selects by group, handler, name and class.
 	Summarize(ctx context.Context, q Query) ([]Summary, error)
-	// MarkRequeued stores the mark of each letter with the current time, in the transaction of ctx. It returns the letters that exist
-	// and were not marked before.
-	MarkRequeued(ctx context.Context, marks map[ID]Requeued) ([]ID, error)
-	// Archive marks letters as discarded by actor, and returns how many were not marked. They are deleted after keep.
-	Archive(ctx context.Context, letters []Letter, actor string, keep time.Duration) (int64, error)
-	// Delete deletes letters, and returns how many there were.
-	Delete(ctx context.Context, letters []Letter) (int64, error)
+	// MarkRequeued stores the mark of each letter that q still selects with the current time, in the transaction of ctx. It returns
+	// these letters.
+	MarkRequeued(ctx context.Context, q Query, marks map[ID]Requeued) ([]ID, error)
+	// Archive marks the letters that q still selects as discarded by actor, and returns their number. They are deleted after keep.
+	Archive(ctx context.Context, q Query, letters []Letter, actor string, keep time.Duration) (int64, error)
+	// Delete deletes the letters that q still selects, and returns their number.
+	Delete(ctx context.Context, q Query, letters []Letter) (int64, error)
 }
 
 // NewOver returns a Desk over another store than MongoDB. It is for packages of this module: others cannot name its key.
@@ -263,8 +263,8 @@ func (d *Desk) Discard(ctx context.Context, query Query, options DiscardOptions)
 	}
 	discard := d.store.Delete
 	if keep := cmp.Or(options.Archive, record.LetterArchive); keep > 0 && !query.Archived {
-		discard = func(ctx context.Context, page []Letter) (int64, error) {
-			return d.store.Archive(ctx, page, options.Actor, keep)
+		discard = func(ctx context.Context, query Query, page []Letter) (int64, error) {
+			return d.store.Archive(ctx, query, page, options.Actor, keep)
 		}
 	}
 	// The ids are enough to delete letters.
@@ -280,7 +280,7 @@ func (d *Desk) Discard(ctx context.Context, query Query, options DiscardOptions)
 		if err != nil || len(page) == 0 {
 			return n, err
 		}
-		discarded, err := discard(ctx, page)
+		discarded, err := discard(ctx, query, page)
 		n += discarded
 		if err != nil {
 			return n, err

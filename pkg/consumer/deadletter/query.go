@@ -12,7 +12,7 @@ import (
 // selects nothing.
 type Query struct {
 	IDs      []ID
-	Messages []string // ids of messages: all letters of these messages
+	Messages []string // ids of messages: all letters of these messages; together with IDs: letters of either
 
 	Group, Handler, Class, Name, AggregateType string
 
@@ -47,8 +47,7 @@ func (q Query) buildFilter() bson.D {
 		// Chunks of large values have no class, so this condition leaves them out.
 		filter.Exists("class", true)
 	}
-	listing.In(&filter, "_id", q.IDs)
-	listing.In(&filter, "_id.message", q.Messages)
+	listing.InEither(&filter, "_id", q.IDs, "_id.message", q.Messages)
 	filter.Equal("_id.group", q.Group)
 	filter.Equal("_id.handler", q.Handler)
 	filter.Equal("name", q.Name)

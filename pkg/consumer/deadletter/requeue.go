@@ -68,7 +68,7 @@ func (d *Desk) Requeue(ctx context.Context, query Query, opts RequeueOptions) (i
 	if err != nil {
 		return 0, err
 	}
-	batch := requeueBatch{desk: d, obstacles: map[string]string{}}
+	batch := requeueBatch{desk: d, query: query, obstacles: map[string]string{}}
 	var rejected []error
 	var last *RejectedError
 	for letter, err := range d.iterate(ctx, query, d.store.FindOldest) {
@@ -99,6 +99,7 @@ const (
 // requeueBatch has the letters that the next transaction requeues.
 type requeueBatch struct {
 	desk      *Desk
+	query     Query             // that selects the letters
 	obstacles map[string]string // of FindObstacle, by group and handlers
 	letters   []checkedLetter
 	size      int   // of the messages, in bytes
@@ -128,7 +129,7 @@ func (b *requeueBatch) add(ctx context.Context, letter Letter, options RequeueOp
 
 	b.letters = append(b.letters, checked)
 	for _, m := range checked.messages {
-		b.size += len(m.Value)
+		b.size += m.Size()
 	}
 	if len(b.letters) < batchLetters && b.size < batchBytes {
 		return nil
@@ -181,7 +182,7 @@ func (d *Desk) FindObstacle(ctx context.Context, _ module.Key, group string, nam
 	return "", nil
 }
 
-// flush requeues the letters that have been added, except those that another call has requeued since.
+// flush requeues the letters that have been added, except those that another call has requeued or discarded since.
 func (b *requeueBatch) flush(ctx context.Context) error {
 	if len(b.letters) == 0 {
 		return nil
@@ -194,9 +195,9 @@ func (b *requeueBatch) flush(ctx context.Context) error {
 		marks[l.id] = l.mark
 	}
 	var marked []ID
-	// The marks decide between two concurrent requeues.
+	// The marks decide between two concurrent actions.
 	err := b.desk.store.Transaction(ctx, func(ctx context.Context) (err error) {
-		marked, err = b.desk.store.MarkRequeued(ctx, marks)
+		marked, err = b.desk.store.MarkRequeued(ctx, b.query, marks)
 		if err != nil {
 			return err
 		}

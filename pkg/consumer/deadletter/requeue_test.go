@@ -329,11 +329,12 @@ func TestARequeueThatIsInterruptedLosesAndDoublesNothing(t *testing.T) {
 func TestARequeueSharesItsTransactions(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		letters, bytes int
-		want           int64 // transactions
+		letters, bytes, headers int
+		want                    int64 // transactions
 	}{
 		{letters: 250, bytes: 2, want: 3},
 		{letters: 9, bytes: 2 << 20, want: 5},
+		{letters: 10, headers: 2 << 20, want: 5},
 	} {
 		t.Run(fmt.Sprint(c.letters), func(t *testing.T) {
 			t.Parallel()
@@ -352,6 +353,7 @@ func TestARequeueSharesItsTransactions(t *testing.T) {
 			for n := range c.letters {
 				letter := newLetter(n, "h", "A")
 				letter.Value = bytes.Repeat([]byte{7}, c.bytes)
+				letter.Headers = append(letter.Headers, event.Header{Key: "large", Value: bytes.Repeat([]byte{7}, c.headers)})
 				g.bury(letter)
 			}
 
@@ -400,4 +402,33 @@ func TestARequeueHoldsOnePageOfBytes(t *testing.T) {
 	if n := g.countHandedBack("h"); n != letters {
 		t.Errorf("messages that wait: got %d, want %d", n, letters)
 	}
+}
+
+// A letter that is discarded after a requeue has read it stays discarded, and its handler does not get the message.
+func TestALetterThatIsDiscardedMeanwhileIsNotRequeued(t *testing.T) {
+	t.Parallel()
+	onBothStores(t, func(g *graveyard) {
+		first, second := newLetter(1, "h", "A"), newLetter(2, "h", "A")
+		g.bury(first, second)
+		// Edit is called after the page is read, and before the letters are marked.
+		discardSecond := func(letter *deadletter.Letter) error {
+			if letter.ID != first.ID {
+				return nil
+			}
+			n, err := g.Discard(g.Context(), deadletter.Query{IDs: []deadletter.ID{second.ID}}, deadletter.DiscardOptions{Actor: "bob"})
+			if n != 1 || err != nil {
+				g.Errorf("%d discarded, %v, want 1", n, err)
+			}
+			return nil
+		}
+
+		n, err := g.Requeue(g.Context(), deadletter.Query{Handler: "h"}, deadletter.RequeueOptions{Edit: discardSecond})
+		waiting, countErr := g.count(g.Context(), "g/h")
+		if err := errors.Join(err, countErr); n != 1 || waiting != 1 || err != nil {
+			g.Errorf("%d requeued and %d waiting, %v, want 1 of each", n, waiting, err)
+		}
+		if letter, err := g.Get(g.Context(), second.ID); err != nil || letter.Requeued != nil || letter.Archived == nil {
+			g.Errorf("the discarded letter: %+v, %v", letter, err)
+		}
+	})
 }

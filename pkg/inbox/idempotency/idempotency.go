@@ -160,6 +160,8 @@ func (m *middleware) serve(w http.ResponseWriter, request *http.Request, next ht
 	if !ok {
 		return
 	}
+	// The tenant may be a value of the form.
+	request.Body = io.NopCloser(bytes.NewReader(body))
 	m.handle(w, request, body, next, inbox.Key{Scope: m.scope(request), ID: id})
 }
 
@@ -255,8 +257,6 @@ func (m *middleware) respondError(w http.ResponseWriter, request *http.Request, 
 	}
 
 	switch {
-	// The client does not wait for the response.
-	case request.Context().Err() != nil:
 	case errors.Is(err, inbox.ErrMismatch), errors.Is(err, inbox.ErrNoResult):
 		writeProblem(w, http.StatusUnprocessableEntity, "the "+HeaderKey+" was used before for another request: send a new key with each new request")
 	case errors.Is(err, inbox.ErrInProgress), errors.Is(err, inbox.ErrClaimLost):
@@ -268,7 +268,10 @@ func (m *middleware) respondError(w http.ResponseWriter, request *http.Request, 
 		writeProblem(w, http.StatusInternalServerError, fmt.Sprintf("the response is larger than %d bytes, so it cannot be stored for the %s; nothing was done",
 			inbox.MaxResult, HeaderKey))
 	default:
-		m.log.ErrorContext(request.Context(), "request with an idempotency key fails", "method", request.Method, "path", request.URL.Path, "error", err)
+		// Often the client is gone, but the context may also be that of a deadline or of the server's end. So the client gets a response in any case.
+		if request.Context().Err() == nil {
+			m.log.ErrorContext(request.Context(), "request with an idempotency key fails", "method", request.Method, "path", request.URL.Path, "error", err)
+		}
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
 		// The outcome of the commit may be unknown.
 		writeProblem(w, http.StatusServiceUnavailable, "the request may not be recorded: send it again with the same "+HeaderKey+", so that it takes effect once")

@@ -271,6 +271,55 @@ func TestARequestWithAnUnknownOutcomePromisesNothing(t *testing.T) {
 	}
 }
 
+// The context may be that of a deadline or of a server that ends, and the client waits. Without a response it would get the status 200.
+func TestARequestWhoseContextEndsIsNotASuccess(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	process := s.process()
+	ctx, cancel := context.WithCancel(t.Context())
+	s.handle = func(w http.ResponseWriter, r *http.Request) bool {
+		if _, err := s.orders.InsertOne(r.Context(), bson.D{}); err != nil {
+			t.Error(err)
+		}
+		w.WriteHeader(http.StatusCreated)
+		cancel()
+		return true
+	}
+
+	w := send(process, "k-1", "book", func(r *http.Request) { *r = *r.WithContext(ctx) })
+	s.checkProblem(w, http.StatusServiceUnavailable, "send it again")
+	s.checkEffects(0, 0)
+
+	s.handle = nil
+	if w := send(process, "k-1", "book", nil); w.Code != http.StatusCreated {
+		t.Errorf("again: %d %s", w.Code, w.Body)
+	}
+	s.checkEffects(1, 1)
+}
+
+func TestATenantMayBeAFieldOfTheForm(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	in, err := inbox.New(s.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	once, err := idempotency.New(in, func(r *http.Request) string { return r.FormValue("account") })
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	process := once(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.PostFormValue("item")) }))
+	isForm := func(r *http.Request) { r.Header.Set("Content-Type", "application/x-www-form-urlencoded") }
+
+	// Equal keys of two tenants are two requests.
+	for _, account := range []string{"alice", "bob"} {
+		if w := send(process, "k-1", "item=book&account="+account, isForm); w.Body.String() != "book" || w.Header().Get("Idempotent-Replayed") != "" {
+			t.Errorf("%s: %d %s", account, w.Code, w.Body)
+		}
+	}
+}
+
 // The server of net/http recovers the panic, and the client repeats its request at once.
 func TestARequestWhoseHandlerPanicsRunsAgain(t *testing.T) {
 	t.Parallel()

@@ -52,7 +52,7 @@ func Fetch(ctx context.Context, part string) (string, error) {
 			return err
 		}
 
-		mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", file,
+		mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "--strict-checksums", "-f", file,
 			"org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory="+filepath.Join(tmp, part))
 		if out, err := mvn.CombinedOutput(); err != nil {
 			return fmt.Errorf("fetching %s with Maven: %w\n%s", part, err, out)

@@ -40,6 +40,7 @@ type Worker struct {
 
 	options Options
 	api     string
+	java    string
 	args    []string // of java
 	stack   *devstack.Stack
 	runs    []*devstack.Program // the last one may run
@@ -58,6 +59,10 @@ func Prepare(ctx context.Context, options Options) (_ *Worker, err error) {
 	if err != nil {
 		return nil, err
 	}
+	java, err := devstack.FindJava(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("finding Java for Kafka Connect: %w", err)
+	}
 	address, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
@@ -75,7 +80,7 @@ func Prepare(ctx context.Context, options Options) (_ *Worker, err error) {
 	}()
 
 	worker := &Worker{
-		options: options, api: "http://" + address, stack: stack,
+		options: options, api: "http://" + address, java: java, stack: stack,
 		OffsetsFile: filepath.Join(stack.Dir(), "connect.offsets"), OffsetsTopic: options.Prefix + "connect-offsets",
 	}
 	settings := map[string]string{
@@ -142,7 +147,7 @@ func (w *Worker) LaunchWithConnector() error {
 }
 
 func (w *Worker) launch(args []string) error {
-	program, err := w.stack.Run(fmt.Sprintf("connect-%d", len(w.runs)+1), nil, "java", args...)
+	program, err := w.stack.Run(fmt.Sprintf("connect-%d", len(w.runs)+1), nil, w.java, args...)
 	if err != nil {
 		return fmt.Errorf("starting Kafka Connect: %w", err)
 	}

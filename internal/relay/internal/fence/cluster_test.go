@@ -376,14 +376,7 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 		if _, added, err := ow.Barrier(ctxOf(t, 2*time.Minute), o.id+"#0", zombie, []record.TopicPartition{parts[3]}, Patience{}); !added {
 			t.Fatalf("barrier over the partition under min ISR: %v", err)
 		}
-		in := o.newInput()
-		in.Stuck = 2 * time.Second
-		var err error
-		next, err = nw.Take(ctxOf(t, 2*time.Minute), in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.save(next.Session)
+		next = o.take(t, nw, func(in *In) { in.Stuck = 2 * time.Second })
 		if next.Session.Generation() != 1 || len(next.Released) != 0 || len(next.Quarantined) != 4 || next.Producer.ID == zombie.ID {
 			t.Fatalf("generation %d, released %v, quarantined %v", next.Session.Generation(), next.Released, next.Quarantined)
 		}

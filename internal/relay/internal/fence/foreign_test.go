@@ -21,8 +21,7 @@ func TestN04_AForeignBatchFencesItsPartition(t *testing.T) {
 			mustSend(t, c, at(topic, 1), encodeBatch(0, first.Producer, 0, newRecords("other")...))
 			mustSend(t, c, at(topic, 0), encodeBatch(0, Producer{ID: first.Producer.ID, Epoch: epoch}, 0, newRecords("foreign")...))
 
-			o.stuck = oldTotal
-			second := o.takeAll(t, c)
+			second := o.takeAll(t, c, func(in *In) { in.Stuck = oldTotal })
 			if second.Producer.ID == first.Producer.ID {
 				t.Errorf("the relay continues with %v, which partition 0 does not accept", second.Producer)
 			}

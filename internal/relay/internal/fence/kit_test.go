@@ -2,7 +2,6 @@ package fence
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/produce"
 	"github.com/segmentio/kafka-go/protocol/rawproduce"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
@@ -61,6 +61,17 @@ func newClient(tb testing.TB, brokers ...string) *Client {
 	})
 
 	return c
+}
+
+// newFakeCluster returns a cluster of one broker in this process, for responses that a real broker gives rarely.
+func newFakeCluster(tb testing.TB, opts ...kfake.Opt) *kfake.Cluster {
+	tb.Helper()
+	cluster, err := kfake.NewCluster(append(opts, kfake.NumBrokers(1))...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(cluster.Close)
+	return cluster
 }
 
 // adminOf returns a client for requests that the fence does not send.
@@ -231,7 +242,6 @@ type owner struct {
 	senders []record.Sender
 	events  []Event
 	mu      sync.Mutex
-	stuck   time.Duration // In.Stuck; patient by default
 }
 
 func newOwner(tb testing.TB, topic string, partitions int) *owner {
@@ -240,7 +250,7 @@ func newOwner(tb testing.TB, topic string, partitions int) *owner {
 
 func (o *owner) newInput() In {
 	return In{
-		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: cmp.Or(o.stuck, patient), Own: patient,
+		TransactionalID: o.id, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
 		Event: func(e Event) {
 			// Tests do not check how slow a server is.
 			if e.Kind == Waiting {
@@ -262,10 +272,14 @@ func (o *owner) hasEvent(kind EventKind) bool {
 // save stands for the fenced write after a takeover or a release.
 func (o *owner) save(s *Session) { o.senders = s.Senders() }
 
-// take takes over with everything released, and saves.
-func (o *owner) take(tb testing.TB, c *Client) *Out {
+// take takes over with everything released, and saves. changes are applied to the input.
+func (o *owner) take(tb testing.TB, c *Client, changes ...func(*In)) *Out {
 	tb.Helper()
-	out, err := c.Take(ctxOf(tb, 2*time.Minute), o.newInput())
+	in := o.newInput()
+	for _, change := range changes {
+		change(&in)
+	}
+	out, err := c.Take(ctxOf(tb, 2*time.Minute), in)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -273,9 +287,9 @@ func (o *owner) take(tb testing.TB, c *Client) *Out {
 	return out
 }
 
-func (o *owner) takeAll(tb testing.TB, c *Client) *Out {
+func (o *owner) takeAll(tb testing.TB, c *Client, changes ...func(*In)) *Out {
 	tb.Helper()
-	out := o.take(tb, c)
+	out := o.take(tb, c, changes...)
 	if len(out.Quarantined) > 0 {
 		tb.Fatalf("quarantined: %v; events %v", out.Quarantined, o.events)
 	}

@@ -146,13 +146,7 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 		// The former sender had another id: as if the id had expired and come back.
 		was := record.Sender{ID: 987_654_321, Epoch: 3}
 		o.senders = []record.Sender{was}
-		in := o.newInput()
-		in.Alive = alive.at
-		out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-		if err != nil {
-			t.Fatal(err)
-		}
-
+		out := o.take(t, c, func(in *In) { in.Alive = alive.at })
 		if len(out.Released) != 2 {
 			t.Errorf("%s: quarantined %v", name, out.Quarantined)
 		}
@@ -232,13 +226,7 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 	first := o.takeAll(t, c)
 	mustSend(t, c, at(tp, 0), encodeBatch(0, first.Producer, 0, newRecords("a")...))
 
-	in := o.newInput()
-	in.epochs = 2
-	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.save(out.Session)
+	out := o.take(t, c, func(in *In) { in.epochs = 2 })
 	if out.Session.Generation() != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.hasEvent(GenerationMoved) {
 		t.Fatalf("generation %d, %v, released %d, events %+v", out.Session.Generation(), out.Producer, len(out.Released), o.events)
 	}

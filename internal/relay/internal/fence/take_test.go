@@ -11,8 +11,6 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/compress"
-	"github.com/twmb/franz-go/pkg/kfake"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -166,7 +164,7 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	}
 
 	mustSend(t, c, at(tp, 0), encodeBatch(0, stranger, 0, newRecords("x", "y")...))
-	mustSend(t, c, at(tp, 0), encodeBatch(0, Producer{ID: -1, Epoch: -1}, -1, newRecords("x", "y")...))
+	mustSend(t, c, at(tp, 0), encodeBatch(0, anonymous, -1, newRecords("x", "y")...))
 	want := mustSend(t, c, at(tp, 0), encodeBatch(0, me, 0, newRecords("x")...))
 	hits := o.takeAll(t, c).Released[at(tp, 0)].Hits
 	if got, ok := hits.Take(mustIdentify(t, newHeader("id", "x")), AnyTime); !ok || got != want || hits.Len() != 0 {
@@ -219,107 +217,6 @@ func TestN08_OffsetBelowTheLogStart(t *testing.T) {
 	tail := out.Released[at(tp, 0)]
 	if !tail.OutOfRange || tail.From != 4 || tail.Hits.Len() == 0 || !o.hasEvent(OutOfRange) {
 		t.Errorf("tail %+v, events %+v", tail, o.events)
-	}
-}
-
-// N8: of a tail beyond the bound only the start is read.
-func TestN08_LongTailIsTruncated(t *testing.T) {
-	t.Parallel()
-	c := newClient(t)
-	tp := newTopic(t, c, 1)
-	o := newOwner(t, tp, 1)
-	me := o.takeAll(t, c).Producer
-	const batches, each = 60, 500
-	size := 0
-	for i := range batches {
-		b := encodeBatch(0, me, int32(i*each), newRecords(newNames("batch"+string(rune('a'+i)), each)...)...)
-		size += len(b)
-		mustSend(t, c, at(tp, 0), b)
-	}
-
-	in := o.newInput()
-	in.Bounds = Bounds{Bytes: int64(size) / 4}
-	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	tail := out.Released[at(tp, 0)]
-	if tail == nil || !tail.Truncated || !o.hasEvent(Truncated) {
-		t.Fatalf("tail %+v, quarantined %v, events %+v", tail, out.Quarantined, o.events)
-	}
-	if n := tail.Hits.Len(); n < each || n > batches*each/2 {
-		t.Errorf("%d of %d records read with a bound of a quarter", n, batches*each)
-	}
-	if _, ok := tail.Hits.Take(mustIdentify(t, newHeader("id", "batcha-0")), AnyTime); !ok {
-		t.Error("the first record was not read")
-	}
-}
-
-// N8, I7: the records of small compressed batches need more memory than their bytes. The records that fit are kept.
-func TestN08_TheMemoryOfTheReadBackIsBounded(t *testing.T) {
-	t.Parallel()
-	c := newClient(t)
-	tp := newTopic(t, c, 2)
-	o := newOwner(t, tp, 2)
-	me := o.takeAll(t, c).Producer
-	const batches, each, most = 12, 500, 2000
-	for i := range batches {
-		mustSend(t, c, at(tp, 0), encodeBatch(compress.Zstd, me, int32(i*each), newRecords(newNames("batch"+string(rune('a'+i)), each)...)...))
-	}
-	mustSend(t, c, at(tp, 1), encodeBatch(compress.Zstd, me, 0, newRecords(newNames("short", each)...)...))
-
-	in := o.newInput()
-	in.Bounds = Bounds{Memory: most * hitBytes}
-	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	long, short := out.Released[at(tp, 0)], out.Released[at(tp, 1)]
-	if long == nil || short == nil || !long.Truncated || !o.hasEvent(Truncated) {
-		t.Fatalf("tails %+v and %+v, quarantined %v, events %+v", long, short, out.Quarantined, o.events)
-	}
-	if n := long.Hits.Len() + short.Hits.Len(); n > most || n < most/2 {
-		t.Errorf("%d records are kept, want at most %d", n, most)
-	}
-	if missing := short.Hits.Len() < each; missing != short.Truncated {
-		t.Errorf("%d of %d records of the short tail are kept, truncated %t", short.Hits.Len(), each, short.Truncated)
-	}
-}
-
-// N8: the bound skips no marker, although another client writes many records after it.
-func TestN08_TheMarkerOfALongTailIsRead(t *testing.T) {
-	t.Parallel()
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cluster.Close()
-	c, o := newClient(t, cluster.ListenAddrs()...), newOwner(t, "a", 1)
-	me := o.takeAll(t, c).Producer
-	const batches, each = 12, 500
-	size := 0
-	for i := range batches {
-		b := encodeBatch(0, me, int32(i*each), newRecords(newNames("batch"+string(rune('a'+i)), each)...)...)
-		size += len(b)
-		mustSend(t, c, at("a", 0), b)
-	}
-
-	// The markers are in the log at the first fetch.
-	cluster.ControlKey(int16(kmsg.Fetch), func(kmsg.Request) (kmsg.Response, error, bool) {
-		cluster.SleepControl(func() {
-			mustSend(t, c, at("a", 0), encodeBatch(0, Producer{ID: -1, Epoch: -1}, -1, newRecords(newNames("foreign", 2000)...)...))
-		})
-		return nil, nil, false
-	})
-	in := o.newInput()
-	in.Bounds, in.Idle = Bounds{Bytes: int64(size) / 4}, time.Second
-	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if tail := out.Released[at("a", 0)]; tail == nil || !tail.Truncated || tail.Markers != 2 {
-		t.Errorf("tail %+v, quarantined %v", tail, out.Quarantined)
 	}
 }
 

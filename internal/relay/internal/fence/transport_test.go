@@ -18,11 +18,7 @@ import (
 // the cluster regularly. The cost must not depend on the number of topics in the cluster.
 func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 	t.Parallel()
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(cluster.Close)
+	cluster := newFakeCluster(t, kfake.SeedTopics(1, "a"))
 	var all, requests atomic.Int32
 	cluster.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
@@ -51,11 +47,7 @@ func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 func TestAForbiddenTransactionalIDNamesTheRights(t *testing.T) {
 	t.Parallel()
 	for _, key := range []kmsg.Key{kmsg.FindCoordinator, kmsg.InitProducerID} {
-		cluster, err := kfake.NewCluster(kfake.NumBrokers(1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(cluster.Close)
+		cluster := newFakeCluster(t)
 		cluster.Fault(kfake.Fault{Keys: []kmsg.Key{key}, Err: kerr.TransactionalIDAuthorizationFailed, Count: 1})
 		brokers, err := kafkawire.NewClient(kafkawire.Config{Brokers: cluster.ListenAddrs()})
 		if err != nil {
@@ -74,22 +66,13 @@ func TestAForbiddenTransactionalIDNamesTheRights(t *testing.T) {
 // partitions, and ends.
 func TestAPartitionThatIsUnreadableAtItsStartIsQuarantined(t *testing.T) {
 	t.Parallel()
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(2, "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cluster.Close()
+	cluster := newFakeCluster(t, kfake.SeedTopics(2, "a"))
 	owner := newOwner(t, "a", 2)
 	client := newClient(t, cluster.ListenAddrs()...)
 	owner.takeAll(t, client)
 
 	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: "a", Partitions: []int32{1}, Err: kerr.OffsetOutOfRange, Count: -1})
-	in := owner.newInput()
-	in.Idle = time.Second
-	out, err := client.Take(ctxOf(t, patient), in)
-	if err != nil {
-		t.Fatalf("%v: %+v", err, owner.events[:min(len(owner.events), 3)])
-	}
+	out := owner.take(t, client, func(in *In) { in.Idle = time.Second })
 	if out.Released[at("a", 0)] == nil || len(out.Quarantined) != 1 || !strings.Contains(out.Quarantined[at("a", 1)].Cause, "Offset Out Of Range") {
 		t.Errorf("quarantined %v, released %v", out.Quarantined, out.Released)
 	}

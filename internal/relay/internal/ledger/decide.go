@@ -73,7 +73,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	return outcome
 }
 
-// newOutcome returns an outcome of the waiting envelope document. Its delivery is recorded as configured, whoever has sent it.
+// newOutcome returns an outcome of the waiting envelope document. Its delivery is recorded as configured.
 func (l *Ledger) newOutcome(document *waiting.Document) *Outcome {
 	recorded := l.config.Recording == RecordMark || l.config.Recording == RecordDelete
 	return &Outcome{Doc: document, Partition: record.AnyPartition, Recorded: recorded}
@@ -135,7 +135,7 @@ func (o *Outcome) lastRejection(why *record.Rejection) record.Rejection {
 	return last
 }
 
-// countedBefore returns the attempts that may make the envelope dead, without this one.
+// countedBefore returns the attempts that may make the envelope dead, without the present attempt.
 func (o *Outcome) countedBefore() int {
 	if o.Doc == nil {
 		return 0

@@ -196,7 +196,7 @@ func envelopeIDs(part []*Outcome) []bson.RawValue {
 	return ids
 }
 
-// markUpdate returns an update that adds the places of each envelope to those that earlier deliveries to other topics have recorded. Only
+// markUpdate returns an update that adds the places of each envelope to the places that earlier deliveries to other topics have recorded. Only
 // the last one sets the time. One such statement costs a third of one statement for each envelope.
 func markUpdate(part []*Outcome, kind recordKind) mongo.Pipeline {
 	places := make([][]outboxes.Place, len(part))

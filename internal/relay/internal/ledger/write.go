@@ -147,7 +147,7 @@ func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.
 }
 
 // splitLetter returns a letter for each topic for which the envelope is dead. A letter without a topic stands for all topics: the next owner,
-// a replay and a requeue would take the event as dead for those that have it, or are still to get it.
+// a replay and a requeue would take the event as dead for topics that have it, or are still to get it.
 func (o *Outcome) splitLetter(letter letters.Letter) (list []letters.Letter) {
 	topics := o.Topics
 	if len(topics) == 0 {

@@ -38,6 +38,9 @@ type Sink interface {
 	// FindHit returns the place of rec if the read-back has found it in its topic.
 	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, found bool)
 
+	// MayHold reports whether the topic of rec may contain it, also because the read-back could not read all of it.
+	MayHold(rec *record.Record) bool
+
 	// TopicsWithHits returns the topics in which the read-back has found records.
 	TopicsWithHits() []string
 
@@ -55,6 +58,7 @@ type Item struct {
 	Records  []record.Record // one per target
 
 	Dead   *record.Rejection // why the envelope can never be sent; nil if it can
+	Hold   bool              // the envelope waits in all of its topics, and nothing is sent now
 	Sent   *Delivery         // the delivery to record; nil if it is not recorded
 	Follow Follower          // observes the outcome for a trace; usually nil
 
@@ -133,7 +137,10 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	reason := waiting.Blocked
 	for i := range item.Records {
 		rec := &item.Records[i]
-		err := d.sink.Send(rec, ticket)
+		err := record.ErrPartitionParked
+		if !item.Hold {
+			err = d.sink.Send(rec, ticket)
+		}
 		if err == nil {
 			continue
 		}

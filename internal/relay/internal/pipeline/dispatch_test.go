@@ -26,6 +26,7 @@ type fakeSink struct {
 	topics []string
 	reject map[string]*record.Rejection
 	hold   map[string]error
+	unread map[string]bool // topics that the read-back has not read
 	holder record.Holder
 	acks   record.Acks
 	flushs int
@@ -57,6 +58,8 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 func (f *fakeSink) Flush()                   { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
 func (f *fakeSink) EndReread()               {}
 func (f *fakeSink) TopicsWithHits() []string { return nil }
+
+func (f *fakeSink) MayHold(rec *record.Record) bool { return f.unread[rec.Topic] }
 
 func (f *fakeSink) FindHit(*record.Record) (record.TopicPartition, int64, bool) {
 	return record.TopicPartition{}, 0, false

@@ -154,11 +154,15 @@ func (f *feed) fillItem(item *Item, stored stored) error {
 		f.addPositions(item)
 	}
 
-	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
-	// That owner began all targets together, so the remaining targets get their records as well.
+	// If the previous owner sent a record of the envelope in time, the envelope has not expired. That owner began all targets together, so
+	// the remaining targets get their records as well. While that is unknown, the envelope waits for the next read-back: the previous owner
+	// may also have found that it has expired, and sent later events of its key.
 	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, f.isInTopic) {
-		item.Records = item.Records[:0]
-		return expired
+		if !slices.ContainsFunc(item.Records, f.mayBeInTopic) {
+			item.Records = item.Records[:0]
+			return expired
+		}
+		item.Hold = true
 	}
 	return err
 }
@@ -177,6 +181,9 @@ func (f *feed) isInTopic(record record.Record) bool {
 	_, _, ok := f.Dispatcher.sink.FindHit(&record)
 	return ok
 }
+
+// mayBeInTopic reports whether an earlier owner may have sent the record.
+func (f *feed) mayBeInTopic(record record.Record) bool { return f.Dispatcher.sink.MayHold(&record) }
 
 // requestRecording requests that the delivery of item is recorded on its envelope, if the configuration
 // requires it.

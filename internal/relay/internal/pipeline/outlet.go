@@ -44,8 +44,13 @@ func (o *Outlet) Publish(
 	}
 	outgoing.view.Delivery = envelope.Delivery
 	now := o.Now()
-	if err := outgoing.checkExpiry(now); err != nil {
-		return err
+	// An envelope whose delivery may have begun in time has not expired in these topics: a read-back will show whether it was sent.
+	var begun []string
+	expired := outgoing.checkExpiry(now)
+	if expired != nil {
+		if begun = o.findBegunTopics(envelope); len(begun) == 0 {
+			return expired
+		}
 	}
 
 	outgoing.meta = routing.Meta{
@@ -60,6 +65,14 @@ func (o *Outlet) Publish(
 	var err error
 	if outgoing.recs, rejected, err = outgoing.buildRecords(outgoing.recs[:0], topics); err != nil {
 		return err
+	}
+	if expired != nil {
+		for _, rec := range outgoing.recs {
+			if !slices.Contains(begun, rec.Topic) {
+				rejected = append(rejected, record.Result{Topic: rec.Topic, Partition: record.AnyPartition, Rejection: record.RejectionOf(expired)})
+			}
+		}
+		outgoing.recs = slices.DeleteFunc(outgoing.recs, func(rec record.Record) bool { return !slices.Contains(begun, rec.Topic) })
 	}
 	// Topics that are not listed now may still get the envelope.
 	if len(outgoing.recs) == 0 {
@@ -102,49 +115,61 @@ func (o *Outlet) RouteTopics(envelope *outboxes.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
-// nil. The records have the right identities and topics, but neither values nor headers. It
-// returns false if the envelope has no records.
-func (w *outgoing) buildIdentities(outlet *Outlet, envelope *outboxes.Envelope, topics []string) bool {
+// buildIdentities returns the records of an envelope for its pending topics, with the identities that they have in the stream and out of
+// the store, but without values and headers. They are valid until the next use of w. An envelope that cannot be routed has none.
+func (w *outgoing) buildIdentities(envelope *outboxes.Envelope) []record.Record {
 	if w.mapping.Parse(envelope.Raw, &w.view) != nil {
-		return false
+		return nil
 	}
 	w.view.Delivery = envelope.Delivery
-
 	w.meta = routing.Meta{DB: envelope.DB, Coll: envelope.Coll, CommitMS: 1, Position: envelope.Pos}
-	if topics == nil {
-		var err error
+
+	var err error
+	if envelope.Pending == nil {
 		w.recs, _, err = w.buildRecords(w.recs[:0], nil)
-		return err == nil && len(w.recs) > 0
+	} else {
+		// Without headers and payload, rules may decide in another way. An earlier owner may also have sent the record under other rules.
+		w.targets = w.targets[:0]
+		for _, topic := range envelope.Pending {
+			w.targets = append(w.targets, routing.Target{Topic: topic, Partition: record.AnyPartition})
+		}
+		w.recs, err = w.fillRecords(w.recs[:0])
+	}
+	if err != nil {
+		return nil
 	}
 
-	// Without headers and payload, rules may decide in another way. An earlier owner may also have sent the record under other rules.
-	w.targets = w.targets[:0]
-	for _, topic := range topics {
-		w.targets = append(w.targets, routing.Target{Topic: topic, Partition: record.AnyPartition})
+	for i := range w.recs {
+		w.recs[i].Sent.StreamMS = envelope.StreamMS
 	}
-	var err error
-	w.recs, err = w.fillRecords(w.recs[:0])
-	return err == nil
+	return w.recs
 }
 
 // FindHits is the reconciler.Outlet.FindHits of the read-back.
-func (o *Outlet) FindHits(envelope *outboxes.Envelope, topics []string) (hits []record.Result, all []string) {
+func (o *Outlet) FindHits(envelope *outboxes.Envelope) (hits []record.Result, all []string) {
 	outgoing := o.pool.Get().(*outgoing)
 	defer o.pool.Put(outgoing)
-	if !outgoing.buildIdentities(o, envelope, topics) {
-		return nil, nil
-	}
 
-	for i := range outgoing.recs {
-		rec := &outgoing.recs[i]
-		rec.Sent.StreamMS = envelope.StreamMS
+	for _, rec := range outgoing.buildIdentities(envelope) {
 		all = append(all, rec.Topic)
-		if tp, offset, ok := o.dispatcher.sink.FindHit(rec); ok {
+		if tp, offset, ok := o.dispatcher.sink.FindHit(&rec); ok {
 			hits = append(hits, record.Result{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 		}
 	}
 	return hits, all
+}
+
+// findBegunTopics returns the pending topics of an envelope that may contain its record already.
+func (o *Outlet) findBegunTopics(envelope *outboxes.Envelope) (topics []string) {
+	outgoing := o.pool.Get().(*outgoing)
+	defer o.pool.Put(outgoing)
+
+	for _, rec := range outgoing.buildIdentities(envelope) {
+		if o.dispatcher.sink.MayHold(&rec) {
+			topics = append(topics, rec.Topic)
+		}
+	}
+	return topics
 }
 
 // TopicsWithHits implements reconciler.Outlet.

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -54,13 +55,15 @@ func TestN08_HitsOfListedTopicsNeedNoRouting(t *testing.T) {
 	outlet := newTestOutlet(t, routing.Config{
 		Rules: []routing.Rule{{Headers: map[string]string{"tenant": "*"}, To: []string{"t"}}, {Drop: true}}, Allow: []string{"t"},
 	})
-	hits, all := outlet.FindHits(newTestEnvelope(t), []string{"t", "formerly-allowed"})
+	envelope := newTestEnvelope(t)
+	envelope.Pending = []string{"t", "formerly-allowed"}
+	hits, all := outlet.FindHits(envelope)
 	if len(hits) != 2 || !slices.Equal(all, []string{"t", "formerly-allowed"}) {
 		t.Errorf("hits %v in %v", hits, all)
 	}
 
 	// The routing decides the targets of an envelope that lists none.
-	if hits, all = outlet.FindHits(newTestEnvelope(t, bson.E{Key: "headers", Value: bson.D{{Key: "tenant", Value: "x"}}}), nil); len(hits) != 1 || !slices.Equal(all, []string{"t"}) {
+	if hits, all = outlet.FindHits(newTestEnvelope(t, bson.E{Key: "headers", Value: bson.D{{Key: "tenant", Value: "x"}}})); len(hits) != 1 || !slices.Equal(all, []string{"t"}) {
 		t.Errorf("hits %v in %v", hits, all)
 	}
 }
@@ -100,5 +103,45 @@ func TestN19_ARejectedScheduledEnvelopeStopsNoKey(t *testing.T) {
 	}
 	if n := dispatcher.gates.active.Load(); n != 0 {
 		t.Errorf("%d keys are stopped", n)
+	}
+}
+
+// N17: whether an expired envelope was sent in time is unknown until the topics that may have its records are read back. It waits for these
+// topics, and has expired in the others.
+func TestN17_AnEnvelopeOfAnUnreadTopicHasNotExpired(t *testing.T) {
+	t.Parallel()
+	outlet := newTestOutlet(t, routing.Config{})
+	expired := newTestEnvelope(t, bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Hour)})
+	expired.Pending = []string{"parked", "read", "unread"}
+	sink := &fakeSink{unread: map[string]bool{"unread": true}, hold: map[string]error{"unread": record.ErrPartitionParked}, got: make(chan struct{}, 10)}
+	outlet.dispatcher.sink = sink
+
+	// The turn of the parked topic has not come.
+	var published record.Published
+	if err := outlet.Publish(t.Context(), expired, []string{"read", "unread"}, func(results record.Published) { published = results }); err != nil {
+		t.Fatal(err)
+	}
+	for _, result := range published.Results {
+		isExpired := result.Rejection != nil && result.Rejection.Class == record.Expired
+		if isExpired != (result.Topic == "read") || errors.Is(result.Held, record.ErrPartitionParked) != (result.Topic == "unread") {
+			t.Errorf("%+v", result)
+		}
+	}
+	if len(published.Results) != 2 || len(sink.sent) > 0 {
+		t.Errorf("results %+v; %d sent", published.Results, len(sink.sent))
+	}
+
+	// Its record in another topic may be unread.
+	sink.unread = map[string]bool{"parked": true}
+	published = record.Published{}
+	err := outlet.Publish(t.Context(), expired, []string{"read", "unread"}, func(results record.Published) { published = results })
+	if err != nil || len(published.Results) != 2 {
+		t.Errorf("%+v, %v", published, err)
+	}
+
+	sink.unread = nil
+	var rejection *record.Rejection
+	if err := outlet.Publish(t.Context(), expired, []string{"read", "unread"}, nil); !errors.As(err, &rejection) || rejection.Class != record.Expired {
+		t.Errorf("with all topics read: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func (o *instant) ResumeKey(_, _, _ string)                         {}
 func (o *instant) Flush()                                           {}
 func (o *instant) RouteTopics(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
 func (o *instant) TopicsWithHits() []string                         { return nil }
-func (o *instant) FindHits(*outboxes.Envelope, []string) ([]record.Result, []string) {
+func (o *instant) FindHits(*outboxes.Envelope) ([]record.Result, []string) {
 	return nil, nil
 }
 

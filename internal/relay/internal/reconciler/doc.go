@@ -1,3 +1,3 @@
-// Package reconciler sends the envelopes that wait: retried, blocked, parked, requeued, replayed and due ones. A [Sender] publishes
+// Package reconciler sends the envelopes that wait: retried, blocked, parked, requeued and replayed ones. A [Sender] publishes
 // each of them when its turn comes, and leaves the result to the ledger.
 package reconciler

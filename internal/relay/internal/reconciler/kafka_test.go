@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/base/retry"
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -133,6 +134,9 @@ func (o *fakeOutlet) Publish(ctx context.Context, e *outboxes.Envelope, topics [
 
 	if topics == nil {
 		topics = o.routes
+	}
+	if expiresAt, ok := e.Raw.Lookup("expiresAt").DateTimeOK(); ok && expiresAt < time.Now().UnixMilli() {
+		return &record.Rejection{Class: record.Expired, Reason: "too late"}
 	}
 
 	w := identifyRecord(e)
@@ -461,8 +465,8 @@ func (b *broker) checkRecords(topic string, ids ...string) {
 }
 
 // FindHits returns the places of the records that the topics had at the begin of the term.
-func (o *fakeOutlet) FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string) {
-	w := identifyRecord(e)
+func (o *fakeOutlet) FindHits(e *outboxes.Envelope) (hits []record.Result, all []string) {
+	w, topics := identifyRecord(e), e.Pending
 	if topics == nil {
 		topics = o.routes
 	}

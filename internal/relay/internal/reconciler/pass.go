@@ -39,8 +39,10 @@ type keyTurn struct {
 // candidate is the envelope that a pass considers.
 type candidate struct {
 	*waiting.Document
-	atFault bool     // malformed
-	topics  []string // pending, the routed topics, or allTopics if these are unknown
+	malformed error // a rejection if its envelope can never be sent
+	stamp     bson.Timestamp
+	topics    []string // pending, the routed topics, or allTopics if these are unknown
+	isRouted  bool     // the topics are known
 }
 
 // key returns the scope of the envelope's order.
@@ -140,18 +142,15 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 	}
 
 	document := waiting.ReadDocument(raw)
-	malformed := x.config.Mapping.Parse(document.Envelope, &pass.view)
-	candidate := x.newCandidate(&document, malformed)
-	now := x.config.Now().UnixMilli()
-
-	topics, flight := x.admitTopics(pass, candidate, now)
+	candidate := x.newCandidate(&document, &pass.view)
+	topics, flight := x.admitTopics(pass, candidate, x.config.Now().UnixMilli())
 	if len(topics) == 0 {
 		pass.held++
 		return nil
 	}
 	pass.held = 0
 
-	err := x.publish(ctx, candidate, topics, flight, pass.view.TS, malformed, pass.view.HasExpiresAt && pass.view.ExpiresAt <= now)
+	err := x.publish(ctx, candidate, topics, flight)
 	if err == nil {
 		pass.sinceFlush++
 		if pass.sinceFlush >= flushEvery {
@@ -162,54 +161,41 @@ func (x *Sender) publishInTurn(ctx context.Context, pass *scanPass, raw bson.Raw
 	return err
 }
 
-// publish sends the envelope it to topics and tracks its flight flight. The envelope's fate goes to the ledger.
-func (x *Sender) publish(
-	ctx context.Context, candidate *candidate, topics []string, flight *flight, stamp bson.Timestamp, malformed error, expired bool,
-) error {
+// publish sends the envelope of candidate to topics as flight. Its outcome goes to the ledger.
+func (x *Sender) publish(ctx context.Context, candidate *candidate, topics []string, flight *flight) error {
 	document := *candidate.Document
 	document.ID, document.Envelope = mongodb.CloneValue(document.ID), nil
-	waits := document.Pending
+	pending, stamp := candidate.topics, candidate.stamp
+	// The outlet routes an envelope whose topics are unknown.
+	if !candidate.isRouted {
+		pending, topics = nil, nil
+	}
 
-	var rejected *record.Rejection
-	switch {
-	case malformed != nil:
-		rejected = record.RejectionOf(malformed)
-	case expired:
-		rejected = &record.Rejection{Class: record.Expired, Reason: "its expiresAt has passed"}
-	default:
+	err := candidate.malformed
+	if err == nil {
 		envelope := envelopeOf(candidate.Document)
 		envelope.TS, envelope.Redelivered = stamp, document.Redelivered || document.Origin == waiting.OriginReplay
-		// The outlet routes an envelope whose targets are unknown. If they were named, the fate has to
-		// list the remaining topics.
-		if document.Pending == nil && topics[0] == allTopics {
-			topics = nil
-		} else if waits == nil {
-			waits = candidate.topics
-		}
-
-		err := x.config.Outlet.Publish(ctx, envelope, topics, func(published record.Published) {
+		err = x.config.Outlet.Publish(ctx, envelope, topics, func(published record.Published) {
 			x.noteResults(flight, published.Results)
-			left := waits
+			left := pending
 			if left == nil {
 				left = topicsOf(published.Results)
 			}
-			outcome := x.config.Ledger.Decide(&document, left, published.Results)
-			x.addOutcome(outcome, flight, stamp, published.Ticket)
+			x.addOutcome(x.config.Ledger.Decide(&document, left, published.Results), flight, stamp, published.Ticket)
 		})
-		if err == nil {
-			return nil
-		}
-
-		rejected, err = splitRejection(err)
-		if err != nil {
-			x.undoFlight(document.DocumentID, flight)
-			return err
-		}
+	}
+	if err == nil {
+		return nil
 	}
 
-	// Until its fate is written, later envelopes of the key would overtake this envelope.
+	rejected, err := splitRejection(err)
+	if err != nil {
+		x.undoFlight(document.DocumentID, flight)
+		return err
+	}
+	// Until its outcome is stored, later envelopes of the key would overtake this envelope.
 	x.breakKey(flight.key)
-	x.addOutcome(x.config.Ledger.Rejected(&document, waits, rejected), flight, stamp)
+	x.addOutcome(x.config.Ledger.Rejected(&document, pending, rejected), flight, stamp)
 	return nil
 }
 
@@ -222,7 +208,7 @@ func topicsOf(results []record.Result) []string {
 	return topics
 }
 
-// addOutcome passes the fate of a flight to the ledger. When it is stored, the offsets of the tickets are released first: the fate is
+// addOutcome passes the outcome of a flight to the ledger. When it is stored, the offsets of the tickets are released first: the outcome is
 // committed, so the stored offset may pass them.
 func (x *Sender) addOutcome(outcome *ledger.Outcome, flight *flight, stamp bson.Timestamp, tickets ...record.Ticket) {
 	outcome.Stamp = stamp
@@ -284,18 +270,22 @@ func (x *Sender) awaitRoom(ctx context.Context, pass *scanPass) error {
 	}
 }
 
-// newCandidate returns the candidate of document. malformed is the error of parsing its envelope.
-func (x *Sender) newCandidate(document *waiting.Document, malformed error) *candidate {
-	candidate := &candidate{Document: document, atFault: malformed != nil, topics: document.Pending}
-	if candidate.topics != nil {
+// newCandidate returns the candidate of document. It parses the envelope into view.
+func (x *Sender) newCandidate(document *waiting.Document, view *envelope.View) *candidate {
+	candidate := &candidate{Document: document, topics: document.Pending, isRouted: document.Pending != nil}
+	if err := x.config.Mapping.Parse(document.Envelope, view); err != nil {
+		candidate.malformed = record.RejectionOf(err)
+	}
+	candidate.stamp = view.TS
+	if candidate.isRouted {
 		return candidate
 	}
 
 	candidate.topics = []string{allTopics}
-	if malformed == nil {
+	if candidate.malformed == nil {
 		list, err := x.config.Outlet.RouteTopics(envelopeOf(document))
 		if err == nil && len(list) > 0 {
-			candidate.topics = slices.Clone(list)
+			candidate.topics, candidate.isRouted = slices.Clone(list), true
 		}
 	}
 	return candidate

@@ -39,7 +39,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 
 	var sent []sentEnvelope
 	err = x.config.Store.EachWithoutPayload(ctx, topics, func(document *waiting.Document) error {
-		hits, all := x.config.Outlet.FindHits(envelopeOf(document), document.Pending)
+		hits, all := x.config.Outlet.FindHits(envelopeOf(document))
 		if len(hits) == 0 {
 			return nil
 		}
@@ -83,7 +83,7 @@ func (x *Sender) FinishSent(ctx context.Context) (finished int, err error) {
 // envelopeOf returns the envelope of document for the outlet.
 func envelopeOf(document *waiting.Document) *outboxes.Envelope {
 	envelope := outboxes.NewEnvelope(document.NS, document.Envelope)
-	envelope.Delivery, envelope.StreamMS = document.Delivery, document.StreamMS
+	envelope.Delivery, envelope.StreamMS, envelope.Pending = document.Delivery, document.StreamMS, document.Pending
 	// The number is of this document only: the stream and a sweep do not have it.
 	envelope.Pos = outboxes.PosWithoutNumber(document.Pos)
 	return &envelope
@@ -113,7 +113,9 @@ func (x *Sender) dropOvertakingHits(ctx context.Context, topics []string, sent [
 			if !matters || lowest != "" && document.Pos >= lowest {
 				continue
 			}
-			if hits, _ := x.config.Outlet.FindHits(envelopeOf(document), []string{topic}); len(hits) == 0 {
+			envelope := envelopeOf(document)
+			envelope.Pending = []string{topic}
+			if hits, _ := x.config.Outlet.FindHits(envelope); len(hits) == 0 {
 				missing[scope] = document.Pos
 			}
 		}

@@ -56,13 +56,13 @@ const (
 // Cost: one query of an index every second, and further reads for a reason only. Memory: 10,000 envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
-// Wake and QueueEntered may be called from any goroutine, at any time.
+// Wake may be called from any goroutine, at any time.
 type Sender struct {
 	config Config
 
 	// Tests set these before Run.
 	poll        time.Duration // between two queries for due retries
-	maxInFlight int           // bounds the envelopes that are published and have no written fate yet
+	maxInFlight int           // bounds the envelopes that are published and have no stored outcome yet
 
 	wake chan struct{} // holds one token
 	room chan struct{} // holds one token: a publication has ended
@@ -136,7 +136,7 @@ type Outlet interface {
 	// result. That may happen within Publish, and report does not block. The sink uses e during the
 	// call only.
 	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, report func(record.Published)) error
-	// Settle is called when the fates of these deliveries are majority-committed (N8): exactly once for
+	// Settle is called when the outcomes of these deliveries are majority-committed (N8): exactly once for
 	// each delivery that was reported, unless the lease was lost before.
 	Settle(tickets []record.Ticket)
 	// OpenGate removes one waiting envelope from the gate of a key (N15): an envelope of the stream is sent
@@ -156,7 +156,7 @@ type Outlet interface {
 	TopicsWithHits() []string
 	// FindHits returns the places of the records of an envelope that a takeover found at the ends of partitions (N7), and all
 	// topics of the envelope. It looks for topics only; nil stands for all topics. The envelope has no payload.
-	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string)
+	FindHits(e *outboxes.Envelope) (hits []record.Result, all []string)
 	// Flush wakes the sink after a series of Publish calls.
 	Flush()
 }
@@ -274,7 +274,7 @@ func (x *Sender) isParkedLocked(key orderKey, topic string) bool {
 }
 
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
-// fates of envelopes that are then in flight are left to the Finisher.
+// FinishSent of the next owner finishes the envelopes that are in flight then.
 func (x *Sender) Run(ctx context.Context) error {
 	tick := time.NewTicker(x.poll)
 	defer tick.Stop()

@@ -13,7 +13,7 @@ import (
 // allTopics stands for all topics of an envelope that does not list its targets.
 const allTopics = ""
 
-// admitTopics returns the topics to which it may be published now, and tracks these publications as
+// admitTopics returns the topics to which candidate may be published now, and tracks these publications as
 // in flight. For the other topics it stops the key, because later envelopes of the key must not
 // overtake this envelope. It returns no topics and a nil flight if nothing may be published.
 func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([]string, *flight) {
@@ -97,7 +97,7 @@ func (x *Sender) admitTopics(pass *scanPass, candidate *candidate, now int64) ([
 	return topics, flight
 }
 
-// rememberStopLocked records that the key of it waits for its first envelope. The due retry, or the pass
+// rememberStopLocked records that the key of candidate waits for its first envelope. The due retry, or the pass
 // that Wake requests, then reads the key again. Until then, each scan of the key would be in vain.
 func (x *Sender) rememberStopLocked(candidate *candidate, until int64) {
 	if len(x.stops) >= maxKeys {
@@ -134,13 +134,13 @@ func (x *Sender) isOwed(document *waiting.Document) bool {
 	return document.Origin == waiting.OriginSweep && document.Pos > x.config.Outlet.ReachedBySweep()
 }
 
-// isReadyLocked reports whether it may be published at all. An envelope of the stream is ready only if the resolved position had passed it
+// isReadyLocked reports whether candidate may be published at all. An envelope of the stream is ready only if the resolved position had passed it
 // before the pass began, because an earlier event of its key could still come, or be stored after the pass has read the key (N15). A
 // waiting envelope of any other origin has no such bound (N18).
 func (x *Sender) isReadyLocked(pass *scanPass, candidate *candidate, owed bool, now int64) bool {
 	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
 	// for them.
-	if candidate.atFault && !owed {
+	if candidate.malformed != nil && !owed {
 		return true
 	}
 
@@ -176,7 +176,7 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 		return false
 	}
 
-	// It may go to any topic. So the pass must not have left out an earlier envelope.
+	// The envelope may go to any topic. So the pass must not have left out an earlier envelope.
 	if topic == allTopics && (len(x.current.stopped) > 0 || len(pass.skip) > 0) {
 		return false
 	}
@@ -184,7 +184,7 @@ func (x *Sender) mayPublishLocked(pass *scanPass, keyState *keyState, topic stri
 		return true
 	}
 
-	// It may go to any topic, or others in flight are or must be alone.
+	// The envelope may go to any topic, or others in flight are or must be alone.
 	free := topic != allTopics && !keyState.alone[topic] && !keyState.alone[allTopics] && (!alone || keyState.topics[topic] == 0)
 	keyState.again = keyState.again || !free
 	return free

@@ -79,7 +79,7 @@ func (s *Scheduled) holdRecovered(ctx context.Context, flights []*flight) error 
 func (s *Scheduled) findSent(claimID string, envelope *dueEnvelope) *ledger.Outcome {
 	out := outboxes.NewEnvelope(envelope.NS, envelope.Raw)
 	out.Pos = envelope.Pos
-	hits, all := s.Outlet.FindHits(&out, nil)
+	hits, all := s.Outlet.FindHits(&out)
 	if len(hits) == 0 {
 		return nil
 	}

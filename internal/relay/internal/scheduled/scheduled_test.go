@@ -263,7 +263,7 @@ func (o *outlet) TopicsWithHits() []string {
 	return []string{"t"}
 }
 
-func (o *outlet) FindHits(e *outboxes.Envelope, _ []string) (hits []record.Result, all []string) {
+func (o *outlet) FindHits(e *outboxes.Envelope) (hits []record.Result, all []string) {
 	var v envelope.View
 	if envelope.Parse(e.Raw, &v) == nil && o.had[string(v.AppendID(nil))] {
 		hits = []record.Result{{Topic: "t", Offset: 1}}

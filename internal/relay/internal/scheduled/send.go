@@ -21,7 +21,7 @@ type Outlet interface {
 	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, report func(record.Published)) error
 	Settle(tickets []record.Ticket)
 	TopicsWithHits() []string
-	FindHits(e *outboxes.Envelope, topics []string) (hits []record.Result, all []string)
+	FindHits(e *outboxes.Envelope) (hits []record.Result, all []string)
 	Flush()
 }
 

@@ -51,7 +51,7 @@ func (k *keeper) runKeeper(ctx context.Context) error {
 		}
 
 		// Moving ends the sink, so it is subject to the same limit as other ends on purpose.
-		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.mayReopen(time.Now()) {
+		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.takeReopen(time.Now()) {
 			k.sink.log.Warn("cannot end the transaction of this producer; moving to its next transactional id", "error", err)
 			reason := err
 			if err = k.moveToNextGeneration(ctx); err == nil {
@@ -94,7 +94,7 @@ func (k *keeper) readQuarantine(ctx context.Context) error {
 	}
 	k.sink.mu.Unlock()
 
-	if k.readable > 0 && (len(tails) == 0 || len(left) == 0) && err == nil && k.sink.c.mayReopen(now) {
+	if k.readable > 0 && (len(tails) == 0 || len(left) == 0) && err == nil && k.sink.c.takeReopen(now) {
 		return fmt.Errorf("%w: %d partitions in quarantine can be read back", ErrReopen, k.readable)
 	}
 	return err

@@ -72,11 +72,12 @@ func (l *learnedLimits) closingsLocked(addr string) *closings {
 	return l.brokers[addr]
 }
 
-// noteSmallClosed notes that the broker at addr has closed the connection at a request whose size cannot be the reason.
+// noteSmallClosed notes that the broker at addr has closed the connection at a request whose size cannot be the reason. So its closings
+// at large requests show no limit either.
 func (l *learnedLimits) noteSmallClosed(addr string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.closingsLocked(addr).small = now
+	*l.closingsLocked(addr) = closings{small: now}
 }
 
 // noteClosed notes that a batch of this size, alone in its request, ends the connection to the broker at addr. It returns false if the
@@ -188,7 +189,7 @@ func (l *loop) adaptToFailureLocked(err error, now time.Time) (why string) {
 	}
 
 	// If nothing of it was appended, it is divided or rejected now.
-	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.mayReopen(now) {
+	if incomplete := errors.Is(err, kafkawire.ErrIncomplete) && !batch.maybeAppended; !incomplete && l.sink.c.takeReopen(now) {
 		l.sink.failLocked(fmt.Errorf("%w with smaller batches: %s", ErrReopen, why))
 	}
 	return why

@@ -137,7 +137,7 @@ func TestConnectionThatEndsAtLargeRequests(t *testing.T) {
 				list = append(list, r)
 			}
 
-			// Each sink sends what is not resolved yet, as after a takeover.
+			// Each sink sends all unresolved records, as after a takeover.
 			for sinks := 0; ; sinks++ {
 				if sinks == 10 {
 					t.Fatal("ten sinks have not sent the records")
@@ -286,8 +286,17 @@ func TestConnectionThatEndsAtASmallRequest(t *testing.T) {
 	if l, _ := fail(leastClosed, 2); l.smaller < leastClosed {
 		t.Errorf("after a large request, the next ones have at most %d bytes", l.smaller)
 	}
+	closes := func() bool {
+		return r.c.learned.closes((&loop{sink: r.Sink}).brokerAddr(), 3*leastClosed, time.Now())
+	}
+	if !closes() {
+		t.Error("the limit of the broker is not remembered")
+	}
 	if l, why := fail(1000, 2); l.smaller != 0 || why != "" {
 		t.Errorf("after a small request, the next ones have at most %d bytes, because %q", l.smaller, why)
+	}
+	if closes() {
+		t.Error("the broker closes connections at small requests, too, but large records are rejected")
 	}
 	if _, why := fail(2*leastClosed, 1); why != "" {
 		t.Errorf("the broker closes connections at small requests, too, but the size counts: %s", why)

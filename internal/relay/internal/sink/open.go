@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,7 @@ type opener struct {
 	sink       *Sink
 	create     *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
 	createdFor time.Duration          // a topic that was created is tried every createdPoll for this time
+	pollUntil  time.Time              // the end of that time for the last topic
 	wake       chan struct{}          // one token: a topic waits to be opened
 	missing    chan struct{}          // one token: a topic has to be created
 }
@@ -40,15 +42,13 @@ type opener struct {
 // creation returns how missing topics are created.
 func (o *opener) creation() creation { return creation(o.create != nil) }
 
-// runOpener opens topics whose records wait, when it is woken and every second, until ctx ends.
+// runOpener opens topics whose records wait, when it is woken and every pollInterval, until ctx ends.
 func (o *opener) runOpener(ctx context.Context) error {
-	tick := time.NewTicker(openEvery)
-	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(o.pollInterval()):
 		case <-o.wake:
 		}
 
@@ -59,6 +59,16 @@ func (o *opener) runOpener(ctx context.Context) error {
 			_ = retry.Sleep(ctx, openEvery/4)
 		}
 	}
+}
+
+// pollInterval returns the time between two rounds of attempts. Topics that were just created may be ready at any moment.
+func (o *opener) pollInterval() time.Duration {
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
+	if time.Now().Before(o.pollUntil) {
+		return createdPoll
+	}
+	return openEvery
 }
 
 // topicsToOpen returns the topics without partitions that have or had records.
@@ -102,7 +112,7 @@ func (o *opener) openTopics(ctx context.Context) error {
 	for _, name := range names {
 		tl := layout.Topics[name]
 		if tl.Err != nil || len(tl.Partitions) == 0 {
-			o.noteObstacle([]string{name}, tl.Err)
+			o.noteObstacle([]string{name}, cmp.Or[error](tl.Err, kafkawire.UnknownTopicOrPartition))
 			continue
 		}
 		good = append(good, name)
@@ -224,82 +234,91 @@ func orDefault[N ~int | ~int16 | ~int32](n N) any {
 // createTopics creates topics. It does not wait until they are open, so that the next ones are created at the same time.
 func (o *opener) createTopics(ctx context.Context, names []string) {
 	rejected, err := o.sink.c.kafka.CreateTopics(ctx, names, *o.create)
-	if err != nil {
-		// The topics are still missing, which parks them. The opener finds that out again.
-		if ctx.Err() == nil {
-			o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
-		}
+	if ctx.Err() != nil {
 		return
 	}
-
-	created := names[:0]
-	for _, name := range names {
-		if why := rejected[name]; why != nil {
-			o.noteObstacle([]string{name}, why)
-			continue
-		}
-		o.sink.log.Info("topic is created",
-			"topic", name, "partitions", orDefault(o.create.Partitions), "replication", orDefault(o.create.Replication))
-		created = append(created, name)
-	}
-
-	o.openSoon(created)
-}
-
-// openSoon makes the opener try topics that were just created, again and again for a moment: other brokers may not have them yet, and
-// their partitions may have no leader.
-func (o *opener) openSoon(names []string) {
-	o.sink.mu.Lock()
-	defer o.sink.mu.Unlock()
-	until := time.Now().Add(o.createdFor)
-	for _, name := range names {
-		topic := o.sink.topics[name]
-		topic.missing, topic.newUntil, topic.nextAttempt = false, until, time.Time{}
-	}
-	retry.Signal(o.wake)
-}
-
-// noteObstacle notes why topics cannot be opened, and logs the reason when it changes. A nil err
-// means that the topics do not exist.
-func (o *opener) noteObstacle(names []string, err error) {
-	if err == nil {
-		err = kafkawire.UnknownTopicOrPartition
+	if err != nil {
+		o.sink.log.Warn("cannot create topics; trying again", "topics", len(names), "error", err)
 	}
 
 	now := time.Now()
-	creation := o.creation()
 	o.sink.mu.Lock()
 	defer o.sink.mu.Unlock()
 	for _, name := range names {
 		topic := o.sink.topics[name]
-		// The time is below openEvery, so that the next tick finds the topic.
-		topic.nextAttempt = now.Add(openEvery * 9 / 10)
-		isNew := now.Before(topic.newUntil)
+		why := rejected[name]
+		switch {
+		case topic.isOpen():
+			// Another process has created the topic.
+
+		case err != nil && topic.obstacle.kind == kindMissing:
+			// The topic is still missing, which parks it. The opener finds that out again.
+			reason := fmt.Sprintf("topic %q does not exist, and Kafka does not create it: %v", name, err)
+			topic.setObstacle(obstacle{kindMissing, reason, "check the controller of the cluster"}, now)
+
+		case why != nil:
+			o.setObstacleLocked(topic, topicObstacle(name, why), now)
+
+		case err == nil:
+			o.sink.log.Info("topic is created",
+				"topic", name, "partitions", orDefault(o.create.Partitions), "replication", orDefault(o.create.Replication))
+			o.openSoonLocked(topic, now)
+		}
+	}
+}
+
+// openSoonLocked makes the opener try a topic that was just created, again and again for a moment: other brokers may not have it yet, and
+// its partitions may have no leader.
+func (o *opener) openSoonLocked(topic *topic, now time.Time) {
+	o.pollUntil = now.Add(o.createdFor)
+	topic.missing, topic.newUntil, topic.nextAttempt = false, o.pollUntil, time.Time{}
+	topic.setObstacle(beingCreated(topic.name), now)
+	retry.Signal(o.wake)
+}
+
+// beingCreated is the obstacle of a missing topic until Kafka has responded why it is not created.
+func beingCreated(topic string) obstacle {
+	return obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", topic), ""}
+}
+
+// noteObstacle notes why topics cannot be opened, and when they are tried again. Missing topics are created, if so configured.
+func (o *opener) noteObstacle(names []string, err error) {
+	now := time.Now()
+	mustCreate := o.creation() == createdAutomatically && errors.Is(err, kafkawire.UnknownTopicOrPartition)
+	o.sink.mu.Lock()
+	defer o.sink.mu.Unlock()
+	for _, name := range names {
+		topic := o.sink.topics[name]
+		interval, isNew := openEvery, now.Before(topic.newUntil)
 		if isNew {
-			topic.nextAttempt = now.Add(createdPoll)
-			time.AfterFunc(createdPoll, func() { retry.Signal(o.wake) })
+			interval = createdPoll
+		}
+		// The time is below the interval, so that the next round finds the topic.
+		topic.nextAttempt = now.Add(interval * 9 / 10)
+
+		if !mustCreate {
+			o.setObstacleLocked(topic, topicObstacle(name, err), now)
+			continue
 		}
 
-		why := topicObstacle(name, err)
-		if creation == createdAutomatically && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
-			if !isNew {
-				topic.missing = true
-				retry.Signal(o.missing)
-			}
-
-			// If creating the topic has failed before, that reason explains more than the missing topic.
-			if topic.obstacle.parksTopic() {
-				continue
-			}
-			why = obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", name), ""}
+		// If creating the topic has failed before, that reason explains more than the missing topic.
+		if !topic.obstacle.parksTopic() {
+			topic.setObstacle(beingCreated(name), now)
 		}
-
-		topic.setObstacle(why, now)
-		// A request that fails for all topics is logged by its caller.
-		if why.kind != kindUnreachable && topic.shouldLog(now, creation) {
-			o.sink.log.Error("cannot write a topic; its records wait",
-				append(why.logFields(name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
+		if !isNew {
+			topic.missing = true
+			retry.Signal(o.missing)
 		}
+	}
+}
+
+// setObstacleLocked sets the reason why a topic cannot be opened, and logs it when it changes.
+func (o *opener) setObstacleLocked(topic *topic, why obstacle, now time.Time) {
+	topic.setObstacle(why, now)
+	// A request that fails for all topics is logged by its caller.
+	if why.kind != kindUnreachable && topic.takeLog(now, o.creation()) {
+		o.sink.log.Error("cannot write a topic; its records wait",
+			append(why.logFields(topic.name), "records", countRecords(topic.waiting)+topic.waitingRecords())...)
 	}
 }
 

@@ -153,7 +153,7 @@ func TestN09_NewPartitionsAreUsedByTheNextSink(t *testing.T) {
 	first.acks.waitResolved(20)
 
 	// As if a sink had just ended.
-	first.c.mayReopen(time.Now())
+	first.c.takeReopen(time.Now())
 	addPartitions(t, topic, 3)
 	if err := first.refresher.loadLayout(t.Context()); err != nil {
 		t.Fatal(err)
@@ -287,6 +287,38 @@ func TestTheReasonWhyATopicCannotBeCreatedIsReported(t *testing.T) {
 	})
 }
 
+// TestTheFailureOfTheControllerIsReported: State reports why no topic can be created, as long as that is the case.
+func TestTheFailureOfTheControllerIsReported(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.CreateTopics}, Err: kerr.TopicAlreadyExists, Count: -1})
+	var responds atomic.Bool
+	kc.ControlKey(int16(kmsg.CreateTopics), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		if responds.Load() {
+			return nil, nil, false
+		}
+		return nil, errors.New("the connection is closed"), true
+	})
+	u := fakeOptions(brokers...)
+	u.cfg.Create = &kafkawire.TopicCreate{Partitions: 1}
+	r := openSink(t, u)
+	r.send(t, newRecord("new", "k", "k/0"))
+	waitFor := func(parts ...string) {
+		t.Helper()
+		stacktest.Eventually(t, strings.Join(parts, ", "), func() bool {
+			state := r.State()
+			return len(state) == 1 && state[0].Kind == kindMissing &&
+				!slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(state[0].Reason(), part) })
+		})
+	}
+	waitFor("does not exist, and Kafka does not create it", "check the controller")
+
+	// Kafka creates the topic, but no broker shows it.
+	responds.Store(true)
+	waitFor("being created")
+}
+
 // TestManyMissingTopicsAreCreatedApart: the controller does not respond while many topics are missing. A topic that exists is
 // opened in the meantime. The others need few requests, and one that cannot be created does not hinder the rest.
 func TestManyMissingTopicsAreCreatedApart(t *testing.T) {
@@ -336,7 +368,7 @@ func TestN11_ATopicThatIsCreatedInVainIsParked(t *testing.T) {
 	d.waitUntil("the topic is parked", func() bool { return len(d.held) == 3 })
 }
 
-// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker can be asked to create the topic.
+// TestN11_MissingTopicsAreParkedWithoutAController: the controller does not respond, or no broker is reachable.
 // Its records do not keep the memory from other topics.
 func TestN11_MissingTopicsAreParkedWithoutAController(t *testing.T) {
 	t.Parallel()
@@ -838,8 +870,8 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if partition 1 could not be read at the takeover.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
-	p.topic.hitsLeft -= p.readBack.hits.Len()
-	p.quarantine, p.readBack.hits = true, nil
+	p.topic.hitsLeft -= p.hits.Len()
+	p.quarantine, p.hits = true, nil
 	p.setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	second.mu.Unlock()
 
@@ -854,7 +886,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsItsRecords(t *testing.T) {
 	// As if the partition could be read now, soon after another takeover and later.
 	second.EndReread()
 	k := &keeper{sink: second.Sink, session: second.keeper.session, readable: 1}
-	second.c.mayReopen(time.Now())
+	second.c.takeReopen(time.Now())
 	if err := k.readQuarantine(t.Context()); err != nil {
 		t.Fatalf("the sink would end with %v, want it to wait", err)
 	}

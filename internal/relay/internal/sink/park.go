@@ -21,8 +21,8 @@ import (
 // that are there. That happens at most once in reopenEvery. Until then the partition waits, and all
 // others flow.
 
-// mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
-func (o *Opener) mayReopen(now time.Time) bool {
+// takeReopen reports whether a sink may end on purpose now, and takes that permission. The next one comes after reopenEvery.
+func (o *Opener) takeReopen(now time.Time) bool {
 	last := o.reopened.Load()
 	if last != nil && now.Sub(*last) < o.limits.reopenEvery {
 		return false
@@ -124,7 +124,7 @@ func (pk *parker) parkPartitionsLocked(topic *topic, now time.Time, memory memor
 			}
 			records += pk.parkPartitionLocked(p, now)
 		}
-		if p.needsReadBack && p.loop != nil && pk.sink.c.mayReopen(now) {
+		if p.needsReadBack && p.loop != nil && pk.sink.c.takeReopen(now) {
 			pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
 				ErrReopen, p.tp.Topic, p.tp.Partition))
 		}
@@ -199,17 +199,13 @@ func (pk *parker) probeFailedLocked(partition *partition, now time.Time) bool {
 	return partition.obstacle.kind != kindUnreachable && now.Sub(partition.probedAt) >= pk.parkAfter
 }
 
-// mayProbeLocked reports whether a record may be let through to the parked partition partition. Records are
+// mayProbeLocked reports whether a record may be let through to a parked partition. Records are
 // let through one at a time, and the response shows whether the partition can be written again.
 func (pk *parker) mayProbeLocked(partition *partition, now time.Time) bool {
 	if !partition.probing || partition.needsReadBack || partition.quarantine || partition.loop == nil || partition.busy || len(partition.queue) > 0 {
 		return false
 	}
-	if now.Sub(partition.probedAt) < min(rejectedRetry, pk.parkAfter) {
-		return false
-	}
-	partition.probedAt = now
-	return true
+	return now.Sub(partition.probedAt) >= min(rejectedRetry, pk.parkAfter)
 }
 
 // mustParkTopicLocked reports whether a topic must be parked because it cannot be opened.

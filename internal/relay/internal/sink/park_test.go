@@ -211,8 +211,8 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 	t.Parallel()
 	k := newSickCluster(t)
 	d := openWithHolder(t, fakeOptions(k.brokers...))
-	if !d.r.opener.mayReopen(time.Now()) {
-		t.Fatal("mayReopen does not allow the first end")
+	if !d.r.opener.takeReopen(time.Now()) {
+		t.Fatal("takeReopen does not allow the first end")
 	}
 
 	d.sendSequence("a", 0, 5)

@@ -38,8 +38,8 @@ type partition struct {
 	// takeover has read the partition back.
 	needsReadBack bool
 
-	readBack readBack
-	lastUsed time.Time // last batch or marker of our producer id, for the keep-alive
+	hits     *fence.Known // N7: the records that the takeover has found, until the reread ends
+	lastUsed time.Time    // last batch or marker of our producer id, for the keep-alive
 	tries    int
 
 	obstruction
@@ -49,12 +49,6 @@ type partition struct {
 	// shows that it can be written again, so single records are let through to probe it.
 	probing  bool
 	probedAt time.Time // when it was parked, or when the last probe was let through
-}
-
-// readBack contains the records that the takeover has read of a partition.
-type readBack struct {
-	hits       *fence.Known // N7: the records that were found, until the reread ends
-	incomplete bool         // a part was not read: a record of the reread, or of a side delivery, may be a second copy
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -78,8 +72,8 @@ const (
 	createdAutomatically creation = true
 )
 
-// shouldLog reports whether the obstacle has to be logged now, and counts it as logged.
-func (o *obstruction) shouldLog(now time.Time, creation creation) bool {
+// takeLog reports whether the obstacle has to be logged now. It does so once for each obstacle.
+func (o *obstruction) takeLog(now time.Time, creation creation) bool {
 	if o.obstacle == o.logged || o.isSettling(now, creation, settleTime) {
 		return false
 	}
@@ -238,6 +232,10 @@ type topic struct {
 	hitsLeft     int                  // hits of the read-back that are left in all partitions
 	sentKeys     map[sentKey]struct{} // N10: keys of which a record was sent in this reread
 	allKeysSent  bool                 // N10: there were too many sentKeys, so every key counts as sent
+
+	// N8: a part of a partition was not read, so a record of the reread, or of a side delivery, may be a second copy. That holds in all
+	// partitions: the topic may have grown since, or the envelope may name another partition now.
+	unread bool
 
 	obstruction
 	parking

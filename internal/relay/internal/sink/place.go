@@ -114,7 +114,7 @@ func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 		// N9: keys hash to other partitions from now on, so a takeover has to read the old partitions
 		// back first. A record that may be in the old partition of its key waits until that one is read. The
 		// takeover would put a partition without a leader into quarantine.
-		if n := len(topic.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.mayReopen(now) {
+		if n := len(topic.partitions); n < len(tl.Partitions) && haveLeaders(tl.Partitions[n:]) && r.sink.c.takeReopen(now) {
 			r.sink.failLocked(fmt.Errorf("%w: topic %q has grown from %d to %d partitions",
 				ErrReopen, name, n, len(tl.Partitions)))
 			return
@@ -141,7 +141,7 @@ func (r *refresher) forgetDeletedLocked(now time.Time) {
 	}
 
 	limits := &r.sink.c.limits
-	if deleted == 0 || deleted < limits.deletedTopics && now.Sub(oldest) < limits.deletedFor || !r.sink.c.mayReopen(now) {
+	if deleted == 0 || deleted < limits.deletedTopics && now.Sub(oldest) < limits.deletedFor || !r.sink.c.takeReopen(now) {
 		return
 	}
 	r.sink.failLocked(fmt.Errorf("%w: %d topics that were deleted are forgotten", ErrReopen, deleted))
@@ -171,7 +171,7 @@ func (r *refresher) detachTopicLocked(topic *topic, err error, now time.Time) {
 		why.fix = kafkawire.TopicFix(why.kind, topic.name, len(topic.partitions))
 	}
 	topic.setObstacle(why, now)
-	if topic.shouldLog(now, createdByHand) {
+	if topic.takeLog(now, createdByHand) {
 		r.sink.log.Error("cannot write a topic; its records wait", why.logFields(topic.name)...)
 	}
 

@@ -329,7 +329,7 @@ func TestManyDeletedTopicsEndTheSink(t *testing.T) {
 	}
 
 	add("deleted3")
-	r.c.mayReopen(time.Now())
+	r.c.takeReopen(time.Now())
 	if r.reopensAfter(layout) {
 		t.Fatal("the sink ends again within reopenEvery")
 	}
@@ -351,7 +351,7 @@ func TestAClockThatIsSetBackDelaysNoReadBack(t *testing.T) {
 		t.Fatalf("the clock is set back by %s, want nearly an hour", step)
 	}
 
-	if !opener.mayReopen(before) || !opener.mayReopen(after) {
+	if !opener.takeReopen(before) || !opener.takeReopen(after) {
 		t.Error("the sink may not end after the clock was set back")
 	}
 }

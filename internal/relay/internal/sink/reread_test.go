@@ -53,9 +53,9 @@ func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.topics[topic].partitions[0]
-	hits := p.readBack.hits
+	hits := p.hits
 	p.topic.hitsLeft -= hits.Len()
-	p.quarantine, p.readBack.hits = true, nil
+	p.quarantine, p.hits = true, nil
 	p.setObstacle(obstacle{kindQuarantined, "sick", ""}, time.Now())
 	return p, hits
 }
@@ -71,8 +71,8 @@ func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
 	}
 
 	for _, p := range top.partitions {
-		if p.readBack.hits != nil {
-			t.Errorf("partition %d has %d hits, want none", p.tp.Partition, p.readBack.hits.Len())
+		if p.hits != nil {
+			t.Errorf("partition %d has %d hits, want none", p.tp.Partition, p.hits.Len())
 		}
 	}
 }
@@ -82,7 +82,7 @@ func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
 func TestN08_SideDeliveriesAreFlaggedAfterTheReread(t *testing.T) {
 	t.Parallel()
 	r, topic := openSuccessor(t, 1)
-	r.topics[topic].partitions[0].readBack.incomplete = true
+	r.topics[topic].unread = true
 	r.EndReread()
 	r.requireHitsDropped(t, topic)
 
@@ -103,6 +103,37 @@ func TestN08_SideDeliveriesAreFlaggedAfterTheReread(t *testing.T) {
 	}
 	if want := map[string]bool{"k/0": false, "side": true, "k/1": false}; !maps.Equal(got, want) {
 		t.Errorf("flagged: %v, want %v", got, want)
+	}
+}
+
+// TestN08_RecordsOfAGrownTopicAreFlagged: the topic had one partition, a part of which was not read back. A record of the reread may be in
+// that part although its key has another partition now, whether or not the stored offsets include the new partition.
+func TestN08_RecordsOfAGrownTopicAreFlagged(t *testing.T) {
+	t.Parallel()
+	for name, stored := range map[string][]int64{"grown since": {1000}, "growth stored": {1000, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// The log ends before the stored offset of the partition 0.
+			topic := stacktest.Topic(t, 2)
+			r := openSink(t, sinkOptions{claims: &claims{offsets: map[string][]int64{topic: stored}}})
+			const keys = 8
+			for i := range keys {
+				r.send(t, newRecord(topic, fmt.Sprint("k", i), fmt.Sprint("event-", i)))
+			}
+			r.Flush()
+			r.acks.waitResolved(keys)
+
+			for partition, records := range readTopic(t, stacktest.Brokers(t), topic) {
+				if len(records) == 0 {
+					t.Errorf("partition %d has no records", partition)
+				}
+				for _, x := range records {
+					if x.Headers[len(x.Headers)-1].Key != record.HeaderRedelivered {
+						t.Errorf("%s in partition %d is not flagged", x.Value, partition)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -19,8 +19,8 @@ const (
 	maxSentKeys = 100_000
 )
 
-// redeliveredHeader marks a record that may be a second copy, because a part of its partition
-// could not be read back (N8).
+// redeliveredHeader marks a record that may be a second copy, because a part of its topic could not be
+// read back (N8).
 var redeliveredHeader = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
 
 func isRedeliveredHeader(header record.Header) bool {
@@ -108,9 +108,13 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 		return record.ErrPartitionParked
 	}
 
-	if partition.parked && !s.parker.mayProbeLocked(partition, time.Now()) {
-		partition.turnAwayRecord(ticket)
-		return record.ErrPartitionParked
+	if partition.parked {
+		now := time.Now()
+		if !s.parker.mayProbeLocked(partition, now) {
+			partition.turnAwayRecord(ticket)
+			return record.ErrPartitionParked
+		}
+		partition.probedAt = now
 	}
 
 	if mayBeCopy && !partition.quarantine {
@@ -145,11 +149,11 @@ func (s *Sink) claimHitLocked(
 		partition = chosen
 		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
 		// another partition.
-		if !partition.readBack.hits.Has(id, timeMS) && rec.Partition == record.AnyPartition {
+		if !partition.hits.Has(id, timeMS) && rec.Partition == record.AnyPartition {
 			partition = topic.partitionWithHit(id, timeMS)
 		}
 		if partition != nil {
-			offset, found = partition.readBack.hits.Take(id, timeMS)
+			offset, found = partition.hits.Take(id, timeMS)
 		}
 		return found
 	})
@@ -288,7 +292,7 @@ func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, ticket recor
 	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), ticket), size)
 }
 
-// copyRisk is whether a record can be a second copy, provided that a part of its partition was not read back.
+// copyRisk is whether a record can be a second copy, provided that a part of its topic was not read back.
 type copyRisk bool
 
 const (
@@ -301,7 +305,7 @@ const (
 // size is the number of bytes that rec has reserved, and need is the number that it needs in the
 // batch.
 func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket record.Ticket, size, need int, risk copyRisk) {
-	unread := partition.readBack.incomplete || partition.topic.allKeysSent
+	unread := partition.topic.unread || partition.topic.allKeysSent
 	if unread && risk == maybeAnother && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
 		// The records of the other targets share the headers, so a copy gets the flag.

@@ -205,7 +205,7 @@ func (l *loop) findRepetitionLocked(partition *partition, batch *pending, result
 	return ""
 }
 
-// removeAckedHeadLocked removes the acked head head of partition, and returns the ack to call.
+// removeAckedHeadLocked removes the acked head of partition, and returns the ack to call.
 func (l *loop) removeAckedHeadLocked(partition *partition, head *pending, result *kafkawire.ProduceResult, now time.Time) ackedBatch {
 	n := head.builder.Count()
 	ackedBatch := ackedBatch{partition: partition, baseOffset: result.BaseOffset, tickets: head.tickets, bytes: head.reserved}
@@ -287,7 +287,7 @@ func forEachRecord(source *pending, visit func(i int, rec *record.Record)) error
 	return nil
 }
 
-// reencodeHeadLocked encodes the records of the head head of partition again, in n batches that replace it.
+// reencodeHeadLocked encodes the records of the head of partition again, in n batches that replace it.
 // The first of them gets the sequence of head, because head was not appended. If head.uncompressed is set, they are not compressed.
 func (l *loop) reencodeHeadLocked(partition *partition, head *pending, n int) {
 	batches := make([]*pending, n)

@@ -163,9 +163,9 @@ func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 	now := time.Now()
 	for tp, tail := range out.Released {
 		partition := findOrAdd(tp)
-		partition.ackedEnd, partition.readBack.hits, partition.lastUsed = tail.Next, tail.Hits, now
-		partition.readBack.incomplete = tail.OutOfRange || tail.Truncated
+		partition.ackedEnd, partition.hits, partition.lastUsed = tail.Next, tail.Hits, now
 		partition.topic.hitsLeft += tail.Hits.Len()
+		partition.topic.unread = partition.topic.unread || tail.OutOfRange || tail.Truncated
 
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From-tail.Markers, 0)))
 		s.acks.Restore(tp, tail.From)
@@ -218,11 +218,28 @@ func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	fence.EachHit(rec, func(id fence.Identity, timeMS int64) bool {
 		if partition := topic.partitionWithHit(id, timeMS); partition != nil {
 			at = partition.tp
-			offset, found = partition.readBack.hits.At(id, timeMS)
+			offset, found = partition.hits.At(id, timeMS)
 		}
 		return found
 	})
 	return at, offset, found
+}
+
+// MayHold reports whether the topic of rec may contain it already: the read-back has found it, or has not read a partition in which it
+// can be.
+func (s *Sink) MayHold(rec *record.Record) bool {
+	if _, _, found := s.FindHit(rec); found {
+		return true
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	topic := s.topics[rec.Topic]
+	if topic == nil || !topic.isOpen() {
+		return false
+	}
+	partition, rejection := topic.choosePartitionLocked(rec)
+	return rejection == nil && (partition.quarantine || partition.needsReadBack || partition.mayBeUnreadLocked(rec))
 }
 
 // TopicsWithHits returns the topics in which the read-back has found records that were not claimed yet.
@@ -242,7 +259,7 @@ func (s *Sink) TopicsWithHits() (topics []string) {
 // partition now.
 func (t *topic) partitionWithHit(id fence.Identity, timeMS int64) *partition {
 	for _, p := range t.partitions {
-		if p.readBack.hits.Has(id, timeMS) {
+		if p.hits.Has(id, timeMS) {
 			return p
 		}
 	}
@@ -267,7 +284,7 @@ func (s *Sink) EndReread() {
 	for _, t := range s.topics {
 		t.hitsLeft, t.sentKeys, t.allKeysSent = 0, nil, false
 		for _, p := range t.partitions {
-			p.readBack.hits = nil
+			p.hits = nil
 		}
 	}
 }

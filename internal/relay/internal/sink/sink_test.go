@@ -90,3 +90,27 @@ func requireSameRecord(t *testing.T, want *record.Record, got *kgo.Record) {
 		t.Fatalf("sent %+v, read %+v", want, got)
 	}
 }
+
+// N7: a record may be in its topic if the read-back has found it, or has not read its partition.
+func TestN07_AnUnreadPartitionMayHoldEveryRecord(t *testing.T) {
+	t.Parallel()
+	sink, topic := openSuccessor(t, 1)
+	sent, other := newRecord(topic, "k", "k/0"), newRecord(topic, "k", "k/other")
+	if !sink.MayHold(&sent) || sink.MayHold(&other) {
+		t.Errorf("read back: %t, %t", sink.MayHold(&sent), sink.MayHold(&other))
+	}
+
+	partition := sink.topics[topic].partitions[0]
+	for _, unread := range []*bool{&partition.quarantine, &partition.needsReadBack} {
+		*unread = true
+		if !sink.MayHold(&other) {
+			t.Errorf("quarantine %t, needsReadBack %t", partition.quarantine, partition.needsReadBack)
+		}
+		*unread = false
+	}
+
+	unknown := newRecord("unknown."+topic, "k", "k/0")
+	if sink.MayHold(&unknown) {
+		t.Error("a topic that no owner has written")
+	}
+}

@@ -48,7 +48,7 @@ func TestReservationsAreReleased(t *testing.T) {
 
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: corruptTries + 1})
 			r.mu.Lock()
-			top.partitions[0].readBack.incomplete = true
+			top.unread = true
 			r.paused = true
 			r.mu.Unlock()
 			r.sendSequence(t, "a", 1, 33)

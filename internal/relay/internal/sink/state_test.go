@@ -143,7 +143,7 @@ func TestAnObstacleOfANewTopicIsLoggedOnceItLasts(t *testing.T) {
 
 		set := func(kind string, after time.Duration) bool {
 			o.updateObstacle(obstacle{kind, "why", ""}, began.Add(after), obstacle.parksTopic)
-			return o.shouldLog(began.Add(after), creation(c.creates))
+			return o.takeLog(began.Add(after), creation(c.creates))
 		}
 
 		if got := set(c.kind, 0); got != c.atOnce {

@@ -351,7 +351,7 @@ func transactionalID(document *lease.Document, watcher string, slot slot.Range) 
 	return fmt.Sprintf("outrelay.%s.%s.%s", document.Instance, watcher, slot)
 }
 
-// FenceInput returns the input of a takeover of slot slot. doc is the watcher document as held acquired it. store has the waiting
+// FenceInput returns the input of a takeover of a slot. doc is the watcher document as held acquired it. store has the waiting
 // envelopes of the slot.
 func FenceInput(cfg *config.Config, slot slot.Range, held *lease.Held, doc *lease.Document, store *waiting.Store) fence.In {
 	in := fence.In{

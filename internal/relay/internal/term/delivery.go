@@ -196,7 +196,7 @@ func (d *delivery) drainStream(work context.Context) {
 	ctx, cancel := context.WithTimeout(work, d.slot.cfg.Lease.Drain)
 	defer cancel()
 
-	// One long drain would wait for a unwritable target until its end. Between short drains, the acks show
+	// One long drain would wait for an unwritable target until its end. Between short drains, the acks show
 	// whether other targets still make progress.
 	for acked := int64(-1); d.drainBriefly(ctx) != nil; {
 		if ctx.Err() != nil || acked == d.meter.acked.Load() && d.hasUnwritableTargets() {

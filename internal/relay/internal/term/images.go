@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/contract/envelope"
 	"github.com/outrelay/outrelay/internal/contract/eventid"
 	"github.com/outrelay/outrelay/internal/contract/routing"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -27,9 +28,12 @@ type images struct {
 // restore sets the envelopes of records that the sink gave back. One read of the stream
 // serves the whole list. It leaves an outcome without an envelope if the envelope is gone, and sets its namespace.
 func (m *images) restore(ctx context.Context, list []*ledger.Outcome) error {
-	missing := map[uint64][]*ledger.Outcome{}
+	missing := missingImages{}
 	for _, o := range list {
-		missing[o.Event] = append(missing[o.Event], o)
+		// An earlier call may have found a part of them.
+		if o.Raw == nil {
+			missing[o.Event] = append(missing[o.Event], o)
+		}
 	}
 
 	// The stream is read first: a document may be gone, and then only its event contains it. During
@@ -75,16 +79,39 @@ func envelopeKey(outcome *ledger.Outcome) string {
 	return string(outcome.NSHash) + kind + outcome.HeaderID().String()
 }
 
+// missingImages are outcomes of records that the sink gave back, by the numbers of their events: an id may have been inserted again.
+type missingImages map[uint64][]*ledger.Outcome
+
+// findOf returns the outcomes of the insert ev that have no envelope yet. Inserts of two shards may have one number, because they may have
+// one position.
+func (m missingImages) findOf(ev *changes.Event) (found []*ledger.Outcome) {
+	list := m[pipeline.EventNumber(ev.Pos)]
+	if len(list) == 0 {
+		return nil
+	}
+
+	id := envelope.CanonicalText(bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID})
+	ns := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
+	for _, o := range list {
+		if o.Raw == nil && o.HeaderID().String() == id && bytes.Equal(o.NSHash, ns[:]) {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
 // refetchFromStream reads the missing envelopes from the stream again, from the position on: every one of them is unresolved, so
-// its event comes after the position. The documents may be gone from their collections. missing is keyed by the numbers of the
-// events: an id may have been inserted again.
-func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*ledger.Outcome) error {
+// its event comes after the position. The documents may be gone from their collections.
+func (m *images) refetchFromStream(ctx context.Context, missing missingImages) error {
 	floor, _ := m.resolver.Reached()
+	left := 0
+	for _, list := range missing {
+		left += len(list)
+	}
 	var hit []*ledger.Outcome
-	left := len(missing)
 	want := func(ev *changes.Event) bool {
-		hit = missing[pipeline.EventNumber(ev.Pos)]
-		return hit != nil && hit[0].Raw == nil
+		hit = missing.findOf(ev)
+		return len(hit) > 0
 	}
 
 	return m.stream.Refetch(ctx, floor, want, func(ev *changes.Event, doc []byte) bool {
@@ -94,7 +121,7 @@ func (m *images) refetchFromStream(ctx context.Context, missing map[uint64][]*le
 			o.NS = string(ev.DB) + "." + string(ev.Coll)
 			o.Pos = string(ev.Pos)
 		}
-		left--
+		left -= len(hit)
 		return left > 0
 	})
 }

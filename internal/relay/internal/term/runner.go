@@ -149,7 +149,7 @@ type Runner struct {
 	yield         chan string // capacity 1: the reason why the slot has to be handed over
 }
 
-// NewRunner returns the runner of the slot slot. It does no I/O.
+// NewRunner returns the runner of a slot. It does no I/O.
 func NewRunner(shared *Shared, slot slot.Range, metricSet *metrics.Set) *Runner {
 	cfg, log, st, scope, sinks := shared.Config, shared.Log, shared.State, shared.Scope, shared.Sinks
 	var mayAttempt func(pinned bool) func(bool)

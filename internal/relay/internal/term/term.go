@@ -383,7 +383,7 @@ func (p *progress) checkpoint() lease.Checkpoint {
 // checkpointOfStream returns the checkpoint that is saved with the description of the stream.
 func (p *progress) checkpointOfStream() lease.Checkpoint {
 	checkpoint := lease.Checkpoint{Stats: p.stats.report()}
-	// During the takeover no offset may move: recoverUnrecorded relies on the stored offsets. During a
+	// During the takeover no offset may move: finishSent relies on the stored offsets. During a
 	// sweep, the sweep determines the positions.
 	if !p.delivering.Load() || p.plan.IsSweeping() {
 		return checkpoint

@@ -216,15 +216,24 @@ func (c *Collections) AdoptCollection(ctx context.Context, ev *changes.Event) (o
 		return outbox, err
 	}
 
+	// A collection that is listed with this name is a later one if ev is from before the list. It is an earlier one if it was resharded: then
+	// the stream brings no end of it.
+	hasName := func(box outboxes.Outbox) bool { return box.NS() == outbox.NS() }
+	list := c.WatchedOutboxes()
+	if i := slices.IndexFunc(list, hasName); i >= 0 && list[i].Identified() {
+		var holder [16]byte
+		err := c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+			holder, err = list[i].NameHolder(ctx, c.Client)
+			return err
+		})
+		if err != nil || holder != outbox.UUID {
+			return outbox, err
+		}
+	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// A collection that the stream has brought before is not listed any more, because the stream has brought its end too. So another
-	// collection with this name is a later one: it was listed when it existed, and ev is from before.
-	isSame := func(box outboxes.Outbox) bool { return box.NS() == outbox.NS() }
-	if i := slices.IndexFunc(c.listed, isSame); i >= 0 && c.listed[i].Identified() {
-		return outbox, nil
-	}
-	c.listed = append(slices.DeleteFunc(c.listed, isSame), outbox)
+	c.listed = append(slices.DeleteFunc(c.listed, hasName), outbox)
 	c.Log.Info("a new collection is watched", "collection", outbox.NS())
 	return outbox, nil
 }

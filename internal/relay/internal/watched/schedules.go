@@ -32,7 +32,7 @@ const (
 	lookAtOnce = 8
 )
 
-// Schedules is the list of the outboxes of a watcher that hold scheduled envelopes (N17). It is stored, so a takeover finds these
+// Schedules is the list of the outboxes of a watcher that hold scheduled envelopes (N19). It is stored, so a takeover finds these
 // envelopes without a read of every outbox. All slots share it. An entry too many costs a query of an index; a missing one would
 // hide an envelope, so the entry is stored before the resolved position passes the envelope.
 type Schedules struct {

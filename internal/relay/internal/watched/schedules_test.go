@@ -22,7 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
-// scene is a database with outboxes and the list of those with scheduled envelopes.
+// scene is a database with outboxes and the list of the outboxes with scheduled envelopes.
 type scene struct {
 	t      *testing.T
 	client *mongo.Client
@@ -39,11 +39,11 @@ func newScene(t *testing.T, opts ...*options.ClientOptions) *scene {
 
 // newList returns the list as the owner of a slot has it.
 func (s *scene) newList(p slot.Range) *Schedules {
-	log := slog.New(slog.DiscardHandler)
-	return &Schedules{
-		Coll: s.coll, Client: s.client, Watcher: "w", Slot: p, Log: log,
-		Calls: &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, log)},
-	}
+	return &Schedules{Coll: s.coll, Client: s.client, Watcher: "w", Slot: p, Log: slog.New(slog.DiscardHandler), Calls: newCalls()}
+}
+
+func newCalls() *readiness.Calls {
+	return &readiness.Calls{Timeout: time.Minute, State: readiness.NewState(time.Minute, time.Now, slog.New(slog.DiscardHandler))}
 }
 
 func (s *scene) ns(name string) string { return s.db.Name() + "." + name }
@@ -65,7 +65,7 @@ func (s *scene) age(d time.Duration) {
 	}
 }
 
-// insertOld stores an entry that nobody has noted for long, if there is none.
+// insertOld stores an entry that was not noted for long, if there is none.
 func (s *scene) insertOld(name string) {
 	s.t.Helper()
 	entry := bson.D{{Key: "watcher", Value: "w"}, {Key: "ns", Value: s.ns(name)}, {Key: "at", Value: time.Now().Add(-forgetAfter - time.Minute)}}
@@ -252,7 +252,7 @@ func TestN17_ExistingScheduledEnvelopesAreFound(t *testing.T) {
 	s.checkStored("o00", "o05", "o10", "o15")
 }
 
-// N17: a later owner reads the list with one command, whatever the number of outboxes.
+// N17: a later owner reads the list with one command for any number of outboxes.
 func TestN17_ATakeoverReadsTheListOnly(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -1,7 +1,7 @@
 // Package letters stores the envelopes that can never be delivered, together with the reason, in one collection of the
 // state database: the dead letters of all outboxes of all watchers.
 //
-// The owner of a watcher writes a letter in the fenced transaction in which it records the fate of the envelope (N3): see
+// The owner of a watcher writes a letter in the fenced transaction in which it records the outcome of the envelope (N3): see
 // [Prepare], [WriteChunks] and [Write]. The write is idempotent: if a crash happens before the resolved position has passed the
 // envelope, the next owner writes the letter again, and nothing changes. The letter contains the whole envelope, so it
 // does not depend on the outbox (N16), and a malformed envelope keeps its bytes. A service may use one id for two events

@@ -102,7 +102,11 @@ func Each(ctx context.Context, coll *mongo.Collection, watcher string, take func
 	return eachMark(ctx, coll, doing, bson.D{{Key: "watcher", Value: watcher}, {Key: "delivery", Value: 0}}, take)
 }
 
+// shortIDs returns the ids as letters store them. Nil stays nil.
 func shortIDs(ids []bson.RawValue) []bson.RawValue {
+	if ids == nil {
+		return nil
+	}
 	short := make([]bson.RawValue, len(ids))
 	for i, id := range ids {
 		short[i] = ShortID(id)

@@ -86,13 +86,17 @@ type Content struct {
 	Requeued     *Requeue `bson:"requeued,omitempty"` // nil: not requeued
 }
 
-// Version counts the changes that operators made to the letter. An edit names the version that it was made from. Only a
-// requeue changes a letter, and only once.
-func (d *Dead) Version() int32 {
-	if d.Requeued != nil {
-		return 1
+// Version returns the version of the letter. An edit names the version that it was made from.
+func (d *Dead) Version() int32 { return VersionOf(d.Delivery, d.Requeued != nil) }
+
+// VersionOf returns the version of a letter. Only a requeue changes a letter, and only once. The version includes the delivery, because an id
+// selects the letter of the latest one: an edit of an earlier letter must not change a later one.
+func VersionOf(delivery int32, isRequeued bool) int32 {
+	version := 2 * delivery
+	if isRequeued {
+		version++
 	}
-	return 0
+	return version
 }
 
 // Ending states when the server removes a letter.

@@ -47,9 +47,6 @@ func (p *Prepared) Size() int {
 	return len(p.dead.Envelope) + len(p.dead.Reason) + len(p.dead.Pos) + len(p.dead.Key) + 1024 + len(p.dead.Attempts)*256
 }
 
-// Chunked reports whether the envelope is stored in chunks, by [WriteChunks].
-func (p *Prepared) Chunked() bool { return p.dead.Chunks > 0 }
-
 // Prepare returns the letter to be stored. It fails only if the caller has made a mistake: a namespace that is not
 // <database>.<collection>, or no watcher or class. It accepts every envelope: if one has no _id or is not BSON, the letter
 // contains its bytes.

@@ -82,17 +82,7 @@ func (q Query) mongoFilter() bson.D {
 	filter.Equal("watcher", q.Watcher)
 	filter.During("movedAt", from, q.To)
 
-	var ofLetters, ofIDs listing.Filter
-	listing.In(&ofLetters, "_id", q.Letters)
-	if q.IDs != nil {
-		listing.In(&ofIDs, "id", shortIDs(q.IDs))
-	}
-	if ofLetters != nil && ofIDs != nil {
-		filter.Require("$or", bson.A{ofLetters, ofIDs})
-	} else {
-		filter = append(append(filter, ofLetters...), ofIDs...)
-	}
-
+	listing.InEither(&filter, "_id", q.Letters, "id", shortIDs(q.IDs))
 	filter.Equal("ns", q.NS)
 	filter.Equal("topic", q.Topic)
 	filter.Equal("type", q.Type)

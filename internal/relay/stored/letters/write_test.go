@@ -59,6 +59,7 @@ func TestLettersAreDistinguished(t *testing.T) {
 		b.newLetter(doc, func(l *Letter) { l.NS = "shop.outbox2" }),
 	}
 	b.write(append(others, same)...)
+
 	if n := b.count(bson.D{}); n != int64(len(others)) {
 		t.Errorf("%d letters, want %d", n, len(others))
 	}

@@ -52,8 +52,8 @@ func (x Indexes) Missing(ctx context.Context, coll *mongo.Collection) ([]mongodb
 
 // Ensure creates the selected indexes that the collection lacks, and returns the mongosh statements of those that it
 // created, also with an error. It blocks until they are built. If the collection was dropped or renamed, the error is
-// [mongodb.ErrCollectionGone] and nothing exists again. It is [mongodb.ErrIndexConflict] only if another attempt cannot succeed. The UUID of outbox must be known. For the first scheduled envelope of
-// an outbox, call it with Scheduled only.
+// [mongodb.ErrCollectionGone] and nothing exists again. It is [mongodb.ErrIndexConflict] only if another attempt cannot
+// succeed. The UUID of outbox must be known. For the first scheduled envelope of an outbox, call it with Scheduled only.
 func (x Indexes) Ensure(ctx context.Context, client *mongo.Client, outbox Outbox) (created []string, err error) {
 	list := x.List()
 	if len(list) == 0 {

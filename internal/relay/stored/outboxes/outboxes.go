@@ -26,6 +26,8 @@ type Envelope struct {
 	Redelivered bool // sent again on purpose; its records get the header outrelay-redelivered
 	// Pos is its position if it is sent out of the store instead of the stream; its records get the header outrelay-position.
 	Pos string
+	// Pending has the topics that it waits for. nil: all to which it is routed.
+	Pending []string
 	// StreamMS is the time of the records with which it may have been sent out of the stream before it was stored. 0: it was not.
 	StreamMS int64
 	// Unordered means that it has no place in the order of its key, as a scheduled envelope.

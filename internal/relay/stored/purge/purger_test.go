@@ -506,7 +506,7 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	var reports []string
 	b.config.OnFailing = func(object, cause string) { reports = append(reports, object+": "+cause) }
 
-	// Each attempt waits longer than the one before, and only the first one is logged.
+	// Each attempt waits longer than the attempt before, and only the first one is logged.
 	o := b.config.Collections()[0]
 	b.config.Interval = time.Second
 	for range 3 {

@@ -198,7 +198,7 @@ func (k Desk) requeueList(ctx context.Context, list []*letters.Dead, options Opt
 	return planned, err
 }
 
-// filterOpen returns the letters that still exist and are not requeued. It counts in plan the
+// filterOpen returns the letters that still exist, are not requeued, and have not been moved into the archive or out of it. It counts in plan the
 // letters that this action requeued in an earlier attempt whose outcome was unknown.
 func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, plan *plan) ([]*letters.Dead, error) {
 	ids := make([]string, len(list))
@@ -206,23 +206,28 @@ func (k Desk) filterOpen(tx context.Context, list []*letters.Dead, plan *plan) (
 		ids[i] = d.ID
 	}
 	found, err := mongodb.FindAll[letters.Dead](tx, k.Letters, "reading "+mongodb.Namespace(k.Letters), idIn(ids),
-		options.Find().SetProjection(mongodb.Fields("requeued")))
+		options.Find().SetProjection(mongodb.Fields("requeued", "archived")))
 	if err != nil {
 		return nil, err
 	}
 
-	open := make(map[string]bool, len(found))
+	// A letter that was discarded since the scan stays discarded.
+	type state struct {
+		id         string
+		isArchived bool
+	}
+	open := make(map[state]bool, len(found))
 	for _, f := range found {
 		switch {
 		case f.Requeued == nil:
-			open[f.ID] = true
+			open[state{f.ID, f.Archived != nil}] = true
 		case f.Requeued.Run == k.Run:
 			// An attempt with an unknown outcome has committed.
 			plan.outcome.Requeued++
 			plan.delivery = f.Requeued.Delivery
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(list), func(letter *letters.Dead) bool { return !open[letter.ID] }), nil
+	return slices.DeleteFunc(slices.Clone(list), func(letter *letters.Dead) bool { return !open[state{letter.ID, letter.Archived != nil}] }), nil
 }
 
 // planEntries adds to plan the entries of those letters that can be requeued. The other letters are counted as rejected.

@@ -544,3 +544,37 @@ func TestAPartOfLargeLettersIsBounded(t *testing.T) {
 		t.Errorf("totals %v, %v, want 2 and 4", totals, err)
 	}
 }
+
+// A letter that is discarded after a requeue has read it stays discarded, and its event is not sent.
+func TestALetterThatIsDiscardedMeanwhileIsNotRequeued(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	ids := b.fill(2)
+	query := letters.Query{Watcher: "orders", All: true}
+	scan, err := letters.NewScan(t.Context(), b.letters, query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := scan.Next(t.Context(), atOnce, mongodb.MaxBytes)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%d letters, %v", len(list), err)
+	}
+
+	one := letters.Query{Watcher: "orders", Letters: ids[:1]}
+	how := letters.Discarding{Actor: "bob", Archive: time.Hour}
+	if n, err := letters.Discard(t.Context(), b.letters, b.db.Collection("outrelay_watchers"), one, how, nil); n != 1 || err != nil {
+		t.Fatalf("%d discarded, %v", n, err)
+	}
+	outcome, err := b.newDesk().requeueHalves(t.Context(), list, Options{})
+	if n := len(b.entries(bson.D{})); err != nil || outcome.Requeued != 1 || n != 1 {
+		t.Errorf("%d requeued and %d waiting, %v, want 1 of each", outcome.Requeued, n, err)
+	}
+	if letter := b.open(ids[0]); letter.Requeued != nil || letter.Archived == nil {
+		t.Errorf("the discarded letter: requeued %+v, archived %+v", letter.Requeued, letter.Archived)
+	}
+
+	// From the archive it can be requeued.
+	if outcome := b.requeue(letters.Query{Letters: ids[:1], Archived: true}, Options{}); outcome.Requeued != 1 {
+		t.Errorf("%d requeued from the archive, want 1", outcome.Requeued)
+	}
+}

@@ -154,7 +154,7 @@ func (s *Sweep) Count(ctx context.Context, outbox outboxes.Outbox) (int64, error
 // envelope with an earlier time, and a sweep leaves out none.
 const idMargin = outboxes.ClockMargin + 2*time.Hour
 
-// idRange is a range of times in ids, from from up to but excluding to.
+// idRange is a range of times in ids, beginning with from and before to.
 type idRange struct{ from, to time.Time }
 
 func (r idRange) isEmpty() bool { return !r.from.Before(r.to) }

@@ -25,7 +25,9 @@ type Query struct {
 	Topic   string          // only those that wait for this topic
 	Key     string          // canonical text of the ordering key
 	IDs     []bson.RawValue // ids of envelopes, with their types
-	Failed  bool            // only those that were rejected, and wait for their next attempt
+	// Documents are ids of stored documents; together with IDs: documents of either.
+	Documents [][IDSize]byte
+	Failed    bool // only those that were rejected, and wait for their next attempt
 }
 
 // buildConditions returns the conditions of the query except the watcher.
@@ -33,7 +35,7 @@ func (q Query) buildConditions() bson.D {
 	filter := listing.Filter{}
 	filter.Equal("ns", q.NS)
 	filter.Equal("key", q.Key)
-	listing.In(&filter, "id", q.IDs)
+	listing.InEither(&filter, "_id", q.Documents, "id", q.IDs)
 	filter.Equal("reason", string(q.Reason))
 
 	if q.Failed {

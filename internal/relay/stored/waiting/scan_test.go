@@ -62,7 +62,7 @@ func TestN15_AScanIsInTheOrderOfDelivery(t *testing.T) {
 	}
 	for name, opts := range map[string][]options.Lister[options.CreateCollectionOptions]{
 		"simple": nil,
-		// Whoever created the collection, positions and keys are compared as bytes.
+		// Positions and keys are compared as bytes, also in a collection that somebody else created.
 		"numbers": collation(options.Collation{Locale: "en", NumericOrdering: true}),
 		"coarse":  collation(options.Collation{Locale: "en", Strength: 1}),
 	} {

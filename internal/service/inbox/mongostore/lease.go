@@ -6,6 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
@@ -31,7 +32,7 @@ func (s *Store) AcquireLease(ctx context.Context, id inbox.ID, owner string, dur
 		{Key: "_id", Value: "$_id"},
 		{Key: "o", Value: owner},
 		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{nextEpoch, bson.D{{Key: "$toLong", Value: "$$NOW"}}}}}},
-		{Key: "until", Value: afterNow(duration)},
+		{Key: "until", Value: mongodb.AfterNow(duration)},
 	}
 
 	err = s.claims.FindOneAndUpdate(ctx, idFilter(id), replaceIf(free, taken), upsertOptions()).Decode(&lease)
@@ -59,13 +60,13 @@ func (s *Store) RaiseEpoch(ctx context.Context, id inbox.ID, holder inbox.Holder
 
 // RenewLease extends the lease to duration from now, if the owner still holds it.
 func (s *Store) RenewLease(ctx context.Context, id inbox.ID, owner string, duration time.Duration) (ok bool, err error) {
-	return s.updateLease(ctx, id, owner, bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(duration)}}}})
+	return s.updateLease(ctx, id, owner, bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: mongodb.AfterNow(duration)}}}})
 }
 
 // ReleaseLease removes the owner from the lease, which ends after duration, if the owner still holds it.
 func (s *Store) ReleaseLease(ctx context.Context, id inbox.ID, owner string, duration time.Duration) error {
 	_, err := s.updateLease(ctx, id, owner,
-		bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: afterNow(duration)}}}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "until", Value: mongodb.AfterNow(duration)}}}},
 		bson.D{{Key: "$unset", Value: "o"}})
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/mongodb/cursor"
 	"github.com/outrelay/outrelay/internal/service/inbox"
 )
@@ -76,7 +77,7 @@ func (s *Store) expiryFieldsAt(now time.Time) bson.D {
 
 // expiryFields is expiryFieldsAt for an update by pipeline, with the time of the server.
 func (s *Store) expiryFields() bson.D {
-	return bson.D{{Key: "at", Value: "$$NOW"}, {Key: "k", Value: afterNow(s.retention)}}
+	return bson.D{{Key: "at", Value: "$$NOW"}, {Key: "k", Value: mongodb.AfterNow(s.retention)}}
 }
 
 // placeFields returns the fields of a marker for the place of its message.

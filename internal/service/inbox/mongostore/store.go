@@ -106,11 +106,6 @@ func serverTime(ctx context.Context) (time.Time, error) {
 	return time.Unix(int64(ts.T), 0), nil
 }
 
-// afterNow returns the time duration after the server's current time, for an update by pipeline.
-func afterNow(duration time.Duration) bson.D {
-	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", duration.Milliseconds()}}}
-}
-
 // replaceIf returns an update that replaces the document if the condition holds.
 func replaceIf(cond, replacement bson.D) bson.A {
 	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{cond, replacement, "$$ROOT"}}}}}}

@@ -140,7 +140,7 @@ func (s *Store) IsHeld(ctx context.Context, consumer string) (bool, error) {
 	// A live owner has recorded a transaction within this time.
 	n, err := s.tenures.CountDocuments(ctx, bson.D{
 		{Key: "_id", Value: bson.D{{Key: "$in", Value: owners}}},
-		{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$at", afterNow(-sessionRecordInterval - time.Hour)}}}},
+		{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$at", mongodb.AfterNow(-sessionRecordInterval - time.Hour)}}}},
 	})
 	if err != nil {
 		return false, fmt.Errorf("looking for the owners of the partitions of %s: %w", consumer, err)
@@ -248,7 +248,7 @@ type storedTenure struct {
 
 // readTenure returns a tenure, or nil if it is over.
 func (s *Store) readTenure(ctx context.Context, id string) (*storedTenure, error) {
-	isSilent := bson.D{{Key: "$lte", Value: bson.A{"$at", afterNow(-inbox.MaxSilence)}}}
+	isSilent := bson.D{{Key: "$lte", Value: bson.A{"$at", mongodb.AfterNow(-inbox.MaxSilence)}}}
 	cur, err := cursor.Aggregate(ctx, s.tenures, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "s", Value: 1}, {Key: "silent", Value: isSilent}}}},

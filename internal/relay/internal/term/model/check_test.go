@@ -1,6 +1,11 @@
 package model
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/contract/record"
+	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
+)
 
 // checkAppend checks the promises for a record that Kafka is about to append.
 func (w *world) checkAppend(l *log, record *sent, r *request) {
@@ -18,6 +23,11 @@ func (w *world) checkAppend(l *log, record *sent, r *request) {
 		w.fail("%s is sent to %s although it is dead (N15)", s, topic)
 	}
 
+	// No request for it may be on its way to a partition that was read back.
+	if slices.Contains(s.expiredIn, topic) {
+		w.fail("%s is sent to %s although it has expired there (N17)", s, topic)
+	}
+
 	// Scheduled envelopes have no place in the order of their keys.
 	for _, later := range w.stream[s.number+1:] {
 		if s.due == 0 && later.due == 0 && later.ns == s.ns && later.key == s.key && slices.Contains(later.appendedTo, topic) && !record.redelivered {
@@ -25,6 +35,22 @@ func (w *world) checkAppend(l *log, record *sent, r *request) {
 		}
 	}
 	s.appendedTo = append(s.appendedTo, topic)
+}
+
+// checkExpired checks an event that dies because it has expired: it is in none of the topics that are left.
+func (w *world) checkExpired(outcome *ledger.Outcome, s *spec, pending []string) {
+	if outcome.Rejection.Class != record.Expired {
+		return
+	}
+	if pending == nil {
+		pending = s.topics
+	}
+	for _, topic := range pending {
+		if slices.Contains(s.appendedTo, topic) {
+			w.fail("%s has expired for %s, which has its record (N17)", s, topic)
+		}
+	}
+	s.expiredIn = append(s.expiredIn, pending...)
 }
 
 // isDeadFor reports whether a dead letter accounts for the event in a topic.

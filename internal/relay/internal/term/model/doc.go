@@ -15,6 +15,6 @@
 //
 // In some worlds the configuration names another outbox at some time, which is swept then (N27), and deliveries are recorded there.
 //
-// Outside of the model are times (deadlines, clocks, TTLs), sizes (budget, batches), gaps and purges, several slots, and
+// Outside of the model are times (deadlines, TTLs, clocks that differ), sizes (budget, batches), gaps and purges, several slots, and
 // compaction.
 package model

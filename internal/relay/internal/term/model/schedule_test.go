@@ -56,6 +56,7 @@ func (w *world) step() {
 		return
 	}
 	t := w.anyTerm()
+
 	switch kind := w.rand.IntN(44); {
 	case kind < 5:
 		w.commitEvents()

@@ -43,7 +43,7 @@ func (s *scheduled) claimDue() {
 	if s.term.dead {
 		return
 	}
-	// With the undo switch, the removal is a transaction of its own.
+	// With the undo switch, the removal is a second transaction.
 	if len(s.copied) > 0 {
 		for _, spec := range s.copied {
 			delete(w.outboxes[spec.ns], spec.id)
@@ -108,7 +108,7 @@ func (s *scheduled) recover() (finished int) {
 			claimed := &c.Envelopes[i]
 			out := outboxes.NewEnvelope(claimed.NS, claimed.Raw)
 			out.Pos = claimed.Pos
-			hits, all := s.term.outlet.FindHits(&out, nil)
+			hits, all := s.term.outlet.FindHits(&out)
 			if len(hits) == 0 || s.w.undo == claimsUnread {
 				left++
 				continue
@@ -126,6 +126,7 @@ func (s *scheduled) recover() (finished int) {
 		finished += len(without)
 		s.hold(c, without)
 	}
+
 	return finished
 }
 

@@ -125,6 +125,13 @@ func (s *sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) 
 	return part.tp, offset, found
 }
 
+// MayHold implements pipeline.Sink.
+func (s *sink) MayHold(rec *record.Record) bool {
+	_, _, found := s.FindHit(rec)
+	part := s.choose(rec)
+	return found || (part.quarantine || part.mustReopen) && s.w.undo != expireUnread
+}
+
 // TopicsWithHits implements pipeline.Sink.
 func (s *sink) TopicsWithHits() (list []string) {
 	for _, tp := range s.w.kafka.parts {

@@ -244,6 +244,7 @@ func (b *book) apply(outcome *ledger.Outcome) *waiting.Entry {
 		case outcome.End.Waits():
 			return w.enter(outcome)
 		case outcome.End == ledger.Dead:
+			w.checkExpired(outcome, w.specOf(outcome.Raw), nil)
 			w.bury(outcome, outcome.NS, outcome.Raw, outcome.Pos)
 		}
 		return nil
@@ -265,6 +266,7 @@ func (b *book) apply(outcome *ledger.Outcome) *waiting.Entry {
 			document.NextAt = w.clockMS() + 1000
 		}
 	case outcome.End == ledger.Dead:
+		w.checkExpired(outcome, w.specOf(document.Envelope), document.Pending)
 		w.bury(outcome, document.NS, document.Envelope, document.Pos)
 		delete(w.store, document.DocumentID)
 	default:

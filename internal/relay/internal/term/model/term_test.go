@@ -256,6 +256,7 @@ func (t *term) load(ctx context.Context) *pipeline.PreviousOwner {
 	if err != nil {
 		panic(err)
 	}
+
 	for _, dead := range w.letters {
 		if dead.mark.Pos > after && w.undo != forgetLetters {
 			previous.AddDeadLetter(dead.mark)

@@ -32,6 +32,7 @@ const (
 	claimsUnread       // N19: the next owner does not look for the records of a claim
 	sendOwed           // N22: a waiting envelope is sent while the sweep owes it to another topic
 	waitedForAll       // N22: a swept envelope that waited for one topic, and was sent since, counts as sent to all; with sendOwed
+	expireUnread       // N17: an event expires although a partition that may have its record was not read back
 	undoCount
 )
 
@@ -63,4 +64,5 @@ var undone = map[undo]struct{ name, finds string }{
 	sendOwed:           {"owed envelopes are sent", "lost"},
 	waitedForAll:       {"an envelope that waited for a topic is left out", "lost"},
 	claimsUnread:       {"records of claims are not looked for", "repeated"},
+	expireUnread:       {"events of unread partitions expire", "expired"},
 }

@@ -60,12 +60,14 @@ type spec struct {
 	pos         string
 	clusterTime bson.Timestamp
 	due         int64          // Unix milliseconds; 0: not scheduled
+	expires     int64          // Unix milliseconds; 0: never
 	rejections  map[string]int // that are left, by topic
 	malformed   bool
 	tooLarge    bool // Kafka rejects it, and it is dead at once
 	unstorable  bool // MongoDB rejects it as a waiting envelope (N16)
 	isCancelled bool
 	appendedTo  []string // topics that have it
+	expiredIn   []string // topics in which it has expired by its letter
 }
 
 func (s *spec) String() string {
@@ -73,6 +75,8 @@ func (s *spec) String() string {
 	switch {
 	case s.due != 0:
 		kind = ", scheduled"
+	case s.expires != 0:
+		kind = ", expires"
 	case s.malformed:
 		kind = ", malformed"
 	case s.tooLarge:
@@ -209,7 +213,8 @@ func (w *world) chooseFate(s *spec) {
 		s.topics = []string{"a", "b"}
 	}
 	topic := s.topics[w.rand.IntN(len(s.topics))]
-	switch w.rand.IntN(16) {
+
+	switch w.rand.IntN(18) {
 	case 0:
 		s.malformed = true
 		// An id whose event has only left a letter may be used again.
@@ -230,6 +235,8 @@ func (w *world) chooseFate(s *spec) {
 		s.due = w.clockMS() + int64(w.rand.IntN(4))*1000
 	case 6:
 		s.unstorable = true
+	case 7, 8:
+		s.expires = w.clockMS() + int64(1+w.rand.IntN(4))*1000
 	}
 }
 
@@ -251,6 +258,9 @@ func (w *world) commit(s *spec) {
 	}
 	if s.due != 0 {
 		doc = append(doc, bson.E{Key: "dueAt", Value: bson.DateTime(s.due)})
+	}
+	if s.expires != 0 {
+		doc = append(doc, bson.E{Key: "expiresAt", Value: bson.DateTime(s.expires)})
 	}
 	s.raw = mustMarshal(doc)
 	db, coll, _ := strings.Cut(s.ns, ".")
