@@ -71,6 +71,7 @@ func TestN22_AnEnvelopeThatASweepOwesToAnotherTopicStaysInItsOutbox(t *testing.T
 				}
 			}
 
+			// The sweep cannot begin before the sender has looked at all of the store.
 			node := b.topic
 			read := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{
 				{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 91},

@@ -42,7 +42,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	for _, a := range results {
 		switch {
 		case a.Rejection != nil:
-			outcome.Rejected, outcome.results = append(outcome.Rejected, a.Topic), append(outcome.results, a)
+			outcome.Rejected = append(outcome.Rejected, a)
 			// As long as a further attempt may succeed in one of the topics, the envelope does not die.
 			if rejection == nil || rejection.Class.DeadAtOnce() && !a.Rejection.Class.DeadAtOnce() {
 				rejection, rejectedBy = a.Rejection, a
@@ -73,7 +73,7 @@ func (l *Ledger) applyResults(outcome *Outcome, topics []string, results []recor
 	return outcome
 }
 
-// newOutcome returns an outcome of the waiting envelope document. Its delivery is recorded as configured, whoever has sent it.
+// newOutcome returns an outcome of the waiting envelope document. Its delivery is recorded as configured.
 func (l *Ledger) newOutcome(document *waiting.Document) *Outcome {
 	recorded := l.config.Recording == RecordMark || l.config.Recording == RecordDelete
 	return &Outcome{Doc: document, Partition: record.AnyPartition, Recorded: recorded}
@@ -95,17 +95,14 @@ func (l *Ledger) Rejected(document *waiting.Document, topics []string, why *reco
 
 // applyRejection decides outcome by the rejection of the whole envelope.
 func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.Rejection) *Outcome {
-	outcome.Rejected = topics
+	for _, topic := range topics {
+		outcome.Rejected = append(outcome.Rejected, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
+	}
 	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
 		outcome.End, outcome.Rejection = Dropped, *why
 		return outcome
 	}
-	result := record.Result{Partition: record.AnyPartition, Rejection: why}
-	outcome.results = append(outcome.results, result)
-	for _, topic := range topics {
-		outcome.results = append(outcome.results, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
-	}
-	l.decideRejected(outcome, topics, why, result)
+	l.decideRejected(outcome, topics, why, record.Result{Partition: record.AnyPartition})
 	return outcome
 }
 
@@ -138,7 +135,7 @@ func (o *Outcome) lastRejection(why *record.Rejection) record.Rejection {
 	return last
 }
 
-// countedBefore returns the attempts that may make the envelope dead, without this one.
+// countedBefore returns the attempts that may make the envelope dead, without the present attempt.
 func (o *Outcome) countedBefore() int {
 	if o.Doc == nil {
 		return 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -294,9 +295,15 @@ func (l *Ledger) writeAlone(ctx context.Context, outcome *Outcome) (rejection er
 
 // rejectToStore turns an envelope that cannot be stored as waiting into a dead one.
 func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
+	// No topic has a reason of its own.
+	outcome.Rejected = slices.Clone(outcome.Rejected)
+	for i := range outcome.Rejected {
+		outcome.Rejected[i].Rejection = nil
+	}
+
 	// The letter of a stored envelope is made of its document, within the transaction.
 	if outcome.Doc != nil {
-		outcome.End, outcome.change, outcome.results = Dead, nil, nil
+		outcome.End, outcome.change = Dead, nil
 		outcome.Rejection.Reason = "MongoDB cannot store its fate: " + rejection.Error()
 		if outcome.Rejection.Class == "" {
 			outcome.Rejection.Class = record.Malformed
@@ -309,7 +316,7 @@ func (l *Ledger) rejectToStore(outcome *Outcome, rejection error) error {
 		outcome.Rejection.Class = record.Malformed
 	}
 	outcome.Rejection.Reason = "it has to wait for its target, and MongoDB cannot store it: " + rejection.Error()
-	outcome.End, outcome.entry, outcome.results = Dead, nil, nil
+	outcome.End, outcome.entry = Dead, nil
 
 	var err error
 	outcome.letters, err = outcome.prepareLetters(l.newLetter(outcome, nil))

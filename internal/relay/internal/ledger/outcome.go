@@ -67,8 +67,8 @@ type Outcome struct {
 	// Partition of the rejected record, or record.AnyPartition.
 	Partition int32
 
-	Rejected []string // topics that rejected a waiting envelope
-	Held     []string // topics that gave it back or did not accept it
+	Rejected []record.Result // by topics, of a waiting envelope
+	Held     []string        // topics that gave it back or did not accept it
 
 	Sent []outboxes.Place // its records in Kafka
 	// Stamp is the server's stamp of the envelope in the outbox. It is zero if the envelope has none, or if the stamp is older than
@@ -76,6 +76,8 @@ type Outcome struct {
 	Stamp bson.Timestamp
 	// DeadTargets reports that some targets of a sent envelope have a dead letter in place of the record.
 	DeadTargets bool
+	// Partial reports that a sent envelope waits for further topics. Their delivery is recorded later, and completes the record.
+	Partial bool
 	// Recorded requests that the delivery is recorded on the document of the outbox, as configured.
 	Recorded bool
 
@@ -83,7 +85,6 @@ type Outcome struct {
 	// waiting envelope may be dead or gone. It must not block. May be nil.
 	Stored func(o *Outcome)
 
-	results   []record.Result     // the rejections of topics
 	uncounted bool                // another topic still waits
 	entry     *waiting.Entry      // to be stored as waiting
 	letters   []*letters.Prepared // to be stored as dead letters

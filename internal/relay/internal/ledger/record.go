@@ -81,7 +81,9 @@ func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(o
 	for _, o := range part {
 		// The claim has taken a scheduled envelope out of its outbox already.
 		taken := o.originOf() == waiting.OriginScheduled && l.config.Recording == RecordDelete
-		if o.Recorded && isFinal(o) && !taken {
+		// An envelope that still waits for some topics is not deleted.
+		keeps := o.Partial && l.config.Recording == RecordDelete
+		if o.Recorded && isFinal(o) && !taken && !keeps {
 			ns := o.namespace()
 			byOutbox[ns] = append(byOutbox[ns], o)
 		}
@@ -95,6 +97,12 @@ func (l *Ledger) recordEnds(ctx context.Context, part []*Outcome, isFinal func(o
 	return nil
 }
 
+// recordKind selects the deliveries that one statement records.
+type recordKind struct {
+	stamped bool // their envelopes have a stamp
+	partial bool // their envelopes wait for further topics
+}
+
 // recordInOutbox records deliveries of one outbox, in smaller parts if MongoDB rejects some or is too slow.
 func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome) error {
 	if l.isPaused(ns) {
@@ -106,8 +114,8 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 		rejected = nil
 		err := l.config.Fencer.Fenced(ctx, nil, mongodb.LimitRuns(func(tx context.Context) error {
 			coll := outboxes.CollectionOf(mongo.SessionFromContext(tx).Client(), ns)
-			for _, stamped := range []bool{true, false} {
-				if err := l.writeRecords(tx, coll, stamped, list); err != nil {
+			for _, kind := range []recordKind{{stamped: true}, {}, {stamped: true, partial: true}, {partial: true}} {
+				if err := l.writeRecords(tx, coll, kind, list); err != nil {
 					return err
 				}
 			}
@@ -138,24 +146,26 @@ func (l *Ledger) recordInOutbox(ctx context.Context, ns string, list []*Outcome)
 	return l.recordInOutbox(ctx, ns, list[half:])
 }
 
-// writeRecords deletes or marks the envelopes of list that have a stamp, or those without. It does not change an envelope that was
-// replaced by a newer one with its id (N25). A missing envelope is not an error.
-func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, stamped bool, list []*Outcome) error {
-	list = slices.DeleteFunc(slices.Clone(list), func(outcome *Outcome) bool { return outcome.Stamp.IsZero() == stamped })
+// writeRecords deletes or marks the envelopes of list that are of a kind. It does not change an envelope that was replaced by a newer one
+// with its id (N25). A missing envelope is not an error.
+func (l *Ledger) writeRecords(tx context.Context, coll *mongo.Collection, kind recordKind, list []*Outcome) error {
+	list = slices.DeleteFunc(slices.Clone(list), func(outcome *Outcome) bool {
+		return recordKind{!outcome.Stamp.IsZero(), outcome.Partial} != kind
+	})
 	if len(list) == 0 {
 		return nil
 	}
 
 	ns := mongodb.Namespace(coll)
 	if l.config.Recording == RecordDelete {
-		_, err := coll.DeleteMany(tx, filterUnchanged(list, stamped), options.DeleteMany().SetHint(outboxes.PickedByID))
+		_, err := coll.DeleteMany(tx, filterUnchanged(list, kind.stamped), options.DeleteMany().SetHint(outboxes.PickedByID))
 		return mongodb.DescribeError(err, "deleting delivered envelopes of "+ns, "remove", ns)
 	}
 
 	var updates []mongo.WriteModel
 	for part := range slices.Chunk(list, markGroup) {
-		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(filterUnchanged(part, stamped)).
-			SetUpdate(markUpdate(part, stamped)).SetHint(outboxes.PickedByID))
+		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(filterUnchanged(part, kind.stamped)).
+			SetUpdate(markUpdate(part, kind)).SetHint(outboxes.PickedByID))
 	}
 	_, err := coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
 	return mongodb.DescribeError(err, "marking delivered envelopes of "+ns, "find and update", ns)
@@ -186,9 +196,9 @@ func envelopeIDs(part []*Outcome) []bson.RawValue {
 	return ids
 }
 
-// markUpdate returns an update that sets the places of each envelope. One such statement costs a third of one
-// statement for each envelope.
-func markUpdate(part []*Outcome, stamped bool) mongo.Pipeline {
+// markUpdate returns an update that adds the places of each envelope to the places that earlier deliveries to other topics have recorded. Only
+// the last one sets the time. One such statement costs a third of one statement for each envelope.
+func markUpdate(part []*Outcome, kind recordKind) mongo.Pipeline {
 	places := make([][]outboxes.Place, len(part))
 	for i, o := range part {
 		places[i] = o.Sent
@@ -201,12 +211,23 @@ func markUpdate(part []*Outcome, stamped bool) mongo.Pipeline {
 	}
 
 	index := bson.D{{Key: "$indexOfArray", Value: bson.A{mongodb.Literal(envelopeIDs(part)), "$_id"}}}
-	set := bson.D{
-		{Key: "sentAt", Value: "$$NOW"},
-		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(places), index}}}},
+	added := bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(places), index}}}
+	// A service may store a field of this name, too.
+	before := bson.D{{Key: "$filter", Value: bson.D{
+		{Key: "input", Value: bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: "$sent"}}, "$sent", bson.A{}}}}},
+		{Key: "cond", Value: bson.D{{Key: "$and", Value: bson.A{
+			bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$$this.topic"}}, "string"}}},
+			bson.D{{Key: "$isNumber", Value: "$$this.offset"}},
+		}}}},
+	}}}
+	set := bson.D{{Key: "sent", Value: bson.D{{Key: "$setUnion", Value: bson.A{before, added}}}}}
+	if kind.partial {
+		return mongo.Pipeline{{{Key: "$set", Value: set}}}
 	}
+
+	set = append(set, bson.E{Key: "sentAt", Value: "$$NOW"})
 	// With a stamp, the purge finds the envelope by its index.
-	if !stamped {
+	if !kind.stamped {
 		set = append(set, bson.E{Key: "ts", Value: "$$CLUSTER_TIME"})
 	}
 	return mongo.Pipeline{{{Key: "$set", Value: set}}}

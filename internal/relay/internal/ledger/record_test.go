@@ -78,6 +78,52 @@ func TestADeliveryIsMarkedWithItsOwnPlaces(t *testing.T) {
 	}
 }
 
+// The deliveries of an event to its topics may be recorded one after the other. Only a whole one has a time, and no place is lost.
+func TestAMarkGainsThePlacesOfEachPartOfADelivery(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.twice, b.config.Recording = true, RecordMark
+	list := b.fill(2)
+	// A service has a field of this name.
+	if _, err := b.outbox.UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "sent", Value: bson.A{"no place", bson.D{}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range list {
+		o.Partial, o.Sent = true, []outboxes.Place{{Topic: "a", Offset: 1}}
+	}
+	list[1].Stamp = bson.Timestamp{}
+
+	l := New(b.config)
+	b.store(list...)
+	if n := b.countMarked(); n != 0 {
+		t.Errorf("%d envelopes that wait have a time", n)
+	}
+
+	// Two documents of the store have the other topics, and their sender knows only their own places.
+	for _, topic := range []string{"b", "c"} {
+		d := b.enter(9, func(e *waiting.Entry) { e.Pending = []string{topic} })
+		d.ID = list[0].EnvelopeID
+		o := l.Decide(d, d.Pending, []record.Result{{Topic: topic, Partition: 2, Offset: 7}})
+		o.Stamp = list[0].Stamp
+		b.store(o)
+	}
+	want := []outboxes.Place{{Topic: "a", Offset: 1}, {Topic: "b", Partition: 2, Offset: 7}, {Topic: "c", Partition: 2, Offset: 7}}
+	for i, want := range [][]outboxes.Place{want, want[:1]} {
+		var got struct {
+			Sent []outboxes.Place `bson:"sent"`
+		}
+		if err := b.outbox.FindOne(t.Context(), bson.D{{Key: "_id", Value: list[i].EnvelopeID}}).Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got.Sent, want) {
+			t.Errorf("envelope %d: %+v, want %+v", i, got.Sent, want)
+		}
+	}
+	if n := b.countMarked(); n != 1 {
+		t.Errorf("%d envelopes are marked, want 1", n)
+	}
+}
+
 // N25: an envelope that was replaced by a newer one with its id is not changed. Neither is a scheduled one.
 func TestN25_RecordingLeavesNewerEnvelopes(t *testing.T) {
 	t.Parallel()
@@ -256,6 +302,26 @@ func TestAMarkHasThePlacesOfAllTopics(t *testing.T) {
 	}
 	if want := []outboxes.Place{{Topic: "a", Partition: 1, Offset: 5}, {Topic: "b", Partition: 2, Offset: 7}}; !slices.Equal(got.Sent, want) {
 		t.Errorf("sent %v, want %v", got.Sent, want)
+	}
+}
+
+// The rest of a claimed envelope that was sent to one topic waits with the place in that topic.
+func TestAClaimedEnvelopeWaitsWithThePlacesThatItHas(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	b.twice, b.config.Recording = true, RecordMark
+	b.config.Claims = b.state.Collection(waiting.ClaimsName)
+	claimed := b.newEnvelope(1)
+	claim := &waiting.Claim{ID: waiting.NewClaimID("orders/0of1"), Envelopes: []waiting.Claimed{{NS: b.ns(), Raw: claimed.Raw}}}
+	if err := waiting.InsertClaim(t.Context(), b.config.Claims, claim); err != nil {
+		t.Fatal(err)
+	}
+
+	b.store(New(b.config).DecideClaim(&ClaimRef{ID: claim.ID}, &waiting.Claimed{NS: b.ns(), Raw: claimed.Raw, Pos: claimed.Pos, Key: "k"}, nil,
+		[]record.Result{{Topic: "a", Partition: 1, Offset: 5}, {Topic: "b", Held: record.ErrParked}}))
+	d := b.read(1)
+	if want := []outboxes.Place{{Topic: "a", Partition: 1, Offset: 5}}; !slices.Equal(d.Pending, []string{"b"}) || !slices.Equal(d.Sent, want) {
+		t.Errorf("it waits for %v with the places %v, want %v", d.Pending, d.Sent, want)
 	}
 }
 

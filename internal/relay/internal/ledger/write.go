@@ -88,7 +88,7 @@ func (l *Ledger) newEntry(outcome *Outcome) *waiting.Entry {
 	}
 
 	if outcome.Claim != nil {
-		entry.Origin = waiting.OriginScheduled
+		entry.Origin, entry.Sent = waiting.OriginScheduled, l.placesToStore(outcome)
 	} else if outboxes.IsSwept(outcome.Pos) {
 		entry.Origin, entry.Redelivered = waiting.OriginSweep, true
 	}
@@ -147,7 +147,7 @@ func (l *Ledger) newLetter(outcome *Outcome, attempts []record.Attempt) letters.
 }
 
 // splitLetter returns a letter for each topic for which the envelope is dead. A letter without a topic stands for all topics: the next owner,
-// a replay and a requeue would take the event as dead for those that have it, or are still to get it.
+// a replay and a requeue would take the event as dead for topics that have it, or are still to get it.
 func (o *Outcome) splitLetter(letter letters.Letter) (list []letters.Letter) {
 	topics := o.Topics
 	if len(topics) == 0 {
@@ -160,8 +160,9 @@ func (o *Outcome) splitLetter(letter letters.Letter) (list []letters.Letter) {
 			ofTopic.Topic, ofTopic.Partition = topic, record.AnyPartition
 		}
 		// Each topic has its own reason.
-		if i := slices.IndexFunc(o.results, func(result record.Result) bool { return result.Topic == topic }); i >= 0 {
-			result := &o.results[i]
+		isOwn := func(result record.Result) bool { return result.Topic == topic && result.Rejection != nil }
+		if i := slices.IndexFunc(o.Rejected, isOwn); i >= 0 {
+			result := &o.Rejected[i]
 			why := o.lastRejection(result.Rejection)
 			ofTopic.Class, ofTopic.Reason, ofTopic.Partition = why.Class, why.Reason, result.Partition
 			if last := len(letter.Attempts) - 1; last >= 0 {

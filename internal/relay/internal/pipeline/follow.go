@@ -126,8 +126,7 @@ func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []
 	return resolved
 }
 
-// notifyLeft reports the records of outcome, which are not sent now, to their follower, and voids the recording
-// of their delivery. It returns the envelope if these were its last targets and its delivery was
+// notifyLeft reports the records of outcome, which are not sent now, to their follower, and notes that their delivery is not complete. It returns the envelope if these were its last targets and its delivery was
 // to be recorded.
 func (f *followers) notifyLeft(outcome *ledger.Outcome, unsent unsent) (resolved []*Delivery) {
 	if f.count.Load() == 0 {
@@ -136,12 +135,11 @@ func (f *followers) notifyLeft(outcome *ledger.Outcome, unsent unsent) (resolved
 
 	f.mu.Lock()
 	tracked, last := f.countResolvedLocked(unsent.ticket, unsent.targets)
-	// If a target waits, the delivery is not complete, so it is not recorded.
 	if tracked.sent != nil {
 		if outcome.End == ledger.Dead {
 			tracked.sent.Outcome.DeadTargets = true
 		} else {
-			tracked.sent.void = true
+			tracked.sent.Outcome.Partial = true
 		}
 		if last {
 			resolved = []*Delivery{tracked.sent}

@@ -222,10 +222,13 @@ func TestThePositionWaitsForTheRecordOfADelivery(t *testing.T) {
 
 	// The envelope that waits for a topic is stored as waiting, and not recorded as sent.
 	m.storeQueued()
-	if len(m.got) != 2 || m.got[0].End != ledger.Waiting || m.got[0].Recorded || m.got[1] != &whole.Sent.Outcome {
-		t.Fatalf("stored %+v, want an envelope that waits and the one whose targets were both acked", m.got)
+	if len(m.got) != 3 || m.got[0].End != ledger.Waiting || m.got[0].Recorded || m.got[1] != &part.Sent.Outcome || m.got[2] != &whole.Sent.Outcome {
+		t.Fatalf("stored %+v, want an envelope that waits, the place of its other topic, and the one whose targets were both acked", m.got)
 	}
-	if o := m.got[1]; o.End != ledger.Sent || !o.Recorded || len(o.Sent) != 2 || o.Sent[1].Topic != "b" || o.Sent[1].Offset != 9 {
+	if o := m.got[1]; !o.Partial || len(o.Sent) != 1 || o.Sent[0].Topic != "a" || m.got[2].Partial {
+		t.Fatalf("recorded %+v, want the place in a", o)
+	}
+	if o := m.got[2]; o.End != ledger.Sent || !o.Recorded || len(o.Sent) != 2 || o.Sent[1].Topic != "b" || o.Sent[1].Offset != 9 {
 		t.Fatalf("recorded %+v, want both places", o)
 	}
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {

@@ -1,8 +1,6 @@
 package pipeline
 
 import (
-	"slices"
-
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/relay/internal/ledger"
 )
@@ -12,25 +10,18 @@ type Delivery struct {
 	Outcome ledger.Outcome // with a place for each target that has the envelope
 
 	ticket record.Ticket
-	void   bool // a target waits, which the ledger stores separately
 }
 
 // recordDeliveries passes resolved envelopes to the ledger. Their tickets are resolved when the deliveries are recorded, so a
-// checkpoint never passes a delivery that is still to be recorded. A void delivery is not recorded: its ticket is
-// resolved at once.
+// checkpoint never passes a delivery that is still to be recorded. An envelope that waits for all of its topics has nothing to record: its
+// ticket is resolved at once.
 func (r *Resolver) recordDeliveries(list []*Delivery) {
-	if len(list) == 0 {
-		return
-	}
-
 	for _, s := range list {
-		if s.void {
+		if s.Outcome.Partial && len(s.Outcome.Sent) == 0 {
 			r.tracker.Resolve(s.ticket)
+			continue
 		}
-	}
-	list = slices.DeleteFunc(list, func(delivery *Delivery) bool { return delivery.void })
 
-	for _, s := range list {
 		s.Outcome.End, s.Outcome.Recorded = ledger.Sent, true
 		s.Outcome.Stored = func(*ledger.Outcome) {
 			r.tracker.Resolve(s.ticket)

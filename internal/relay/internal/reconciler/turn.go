@@ -274,13 +274,11 @@ func (x *Sender) endFlight(id docID, flight *flight, outcome *ledger.Outcome) {
 	}
 
 	keyState := x.keyStates[flight.key]
-	for _, topics := range [][]string{outcome.Rejected, outcome.Held} {
-		for _, t := range topics {
-			if keyState.resume == nil {
-				keyState.resume = map[string]struct{}{}
-			}
-			keyState.resume[t] = struct{}{}
+	for _, t := range slices.Concat(topicsOf(outcome.Rejected), outcome.Held) {
+		if keyState.resume == nil {
+			keyState.resume = map[string]struct{}{}
 		}
+		keyState.resume[t] = struct{}{}
 	}
 
 	switch {

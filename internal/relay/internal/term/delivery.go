@@ -67,8 +67,10 @@ func (t *term) prepareDelivery(ctx context.Context, sink *sink.Sink, doc *lease.
 		return nil, err
 	}
 
-	// The stream repeats the events of envelopes that were sent outside of its order since the position.
-	t.resolver.BeginReread(finished > 0 || previous != nil || doc.Beside > outboxes.PosOf(t.start.from))
+	// The stream repeats the events of envelopes that were sent outside of its order since the position. So it does after the sweep of added
+	// collections, whose records follow those that the read-back has found.
+	sweepsAdded := len(t.start.added.Outboxes) > 0
+	t.resolver.BeginReread(finished > 0 || previous != nil || sweepsAdded || doc.Beside > outboxes.PosOf(t.start.from))
 
 	build, cfg := t.buildConfig(), &t.slot.cfg
 	feed := pipeline.FeedConfig{

@@ -84,7 +84,7 @@ func (s *storedTopics) TopicsOf(ctx context.Context, ns string, raw bson.Raw) (t
 		})
 	})
 	// The topics of the first read have the envelope, or a letter of it, unless it is still stored for them. The others do not. Without a stamp,
-	// the first read may have found another envelope with this id: then this one is sent, flagged as redelivered.
+	// the first read may have found another envelope with this id: then the present envelope is sent, flagged as redelivered.
 	if err == nil && !stamp.IsZero() {
 		topics = append(topics, before...)
 	}

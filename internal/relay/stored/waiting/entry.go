@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/contract/record"
 	"github.com/outrelay/outrelay/internal/contract/slot"
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 )
 
 // Reason is why an envelope waits.
@@ -62,13 +63,14 @@ type Entry struct {
 	Pending     []string // topics that do not have it; nil: all that it routes to
 	Reason      Reason
 	Origin      string
-	NextAt      time.Time       // when to send it again, by the server's clock; zero: when its turn comes
-	Attempts    int32           // failed attempts
-	Uncounted   int32           // of these, as in a Document
-	Error       *record.Attempt // the latest failed attempt
-	ReplayOf    string          // the requeue or replay that sends it
-	Redelivered bool            // it may have been sent before; its records are flagged
-	StreamMS    int64           // time of the records with which it may have been sent out of the stream before; 0: it was not
+	NextAt      time.Time        // when to send it again, by the server's clock; zero: when its turn comes
+	Attempts    int32            // failed attempts
+	Uncounted   int32            // of these, as in a Document
+	Error       *record.Attempt  // the latest failed attempt
+	ReplayOf    string           // the requeue or replay that sends it
+	Redelivered bool             // it may have been sent before; its records are flagged
+	Sent        []outboxes.Place // of its records so far, if deliveries are recorded on the envelope
+	StreamMS    int64            // time of the records with which it may have been sent out of the stream before; 0: it was not
 }
 
 // IDSize is the size of the id of a stored document.
@@ -102,7 +104,7 @@ func (e *Entry) Document() Document {
 	document := Document{
 		DocumentID: e.DocumentID(), NS: e.NS, ID: e.Raw.Lookup("_id"), Delivery: e.Delivery, Key: e.Key, Pos: e.Pos + e.Number,
 		Pending: e.Pending, Reason: e.Reason, Origin: e.Origin, Attempts: e.Attempts, Uncounted: e.Uncounted, Redelivered: e.Redelivered, StreamMS: e.StreamMS,
-		ReplayOf: e.ReplayOf, Envelope: e.Raw, Size: len(e.Raw),
+		ReplayOf: e.ReplayOf, Sent: e.Sent, Envelope: e.Raw, Size: len(e.Raw),
 	}
 	if !e.NextAt.IsZero() {
 		document.NextAt = e.NextAt.UnixMilli()
@@ -149,6 +151,9 @@ func (e *Entry) newDocument(documentID [IDSize]byte) (bson.D, error) {
 	}
 	if e.ReplayOf != "" {
 		fields = append(fields, bson.E{Key: "replayOf", Value: e.ReplayOf})
+	}
+	if len(e.Sent) > 0 {
+		fields = append(fields, bson.E{Key: "sent", Value: e.Sent})
 	}
 	if e.Redelivered {
 		fields = append(fields, bson.E{Key: "redelivered", Value: true})

@@ -13,6 +13,8 @@
 // Each schedule is a list of steps with a seed each. A schedule that breaks a promise is shortened, and its trace printed. Each undo
 // switch removes one rule from the model, or one fix, and a test shows that the schedules find it.
 //
-// Outside of the model are times (deadlines, TTLs, clocks that differ), sizes (budget, batches), sweeps and purges, several slots, and
+// In some worlds the configuration names another outbox at some time, which is swept then (N27), and deliveries are recorded there.
+//
+// Outside of the model are times (deadlines, TTLs, clocks that differ), sizes (budget, batches), gaps and purges, several slots, and
 // compaction.
 package model

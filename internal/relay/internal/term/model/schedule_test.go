@@ -32,6 +32,7 @@ func newSchedule(seed uint64) []uint64 {
 // runSchedule runs a schedule, and returns its world.
 func runSchedule(schedule []uint64, undo undo) *world {
 	w := newWorld(undo)
+	w.adds = len(schedule) > 0 && schedule[0]%4 == 0 || undo == sendOwed || undo == waitedForAll
 	for _, seed := range schedule {
 		w.rand = rand.New(rand.NewPCG(seed, 2))
 		w.step()
@@ -48,6 +49,10 @@ func runSchedule(schedule []uint64, undo undo) *world {
 func (w *world) step() {
 	if w.owner == nil && w.rand.IntN(3) == 0 {
 		w.takeOver()
+		return
+	}
+	if w.adds && !w.named && w.rand.IntN(30) == 0 {
+		w.nameLate()
 		return
 	}
 	t := w.anyTerm()
@@ -187,6 +192,9 @@ func (w *world) settle() {
 		}
 	}
 
+	if w.adds && !w.named {
+		w.nameLate()
+	}
 	for range maxSettling {
 		if w.violation != "" {
 			return
@@ -215,7 +223,7 @@ func (w *world) settle() {
 // isQuiet reports whether nothing is left to do.
 func (w *world) isQuiet(t *term) bool {
 	unresolved, _ := t.resolver.Unresolved()
-	if unresolved > 0 || t.cursor < len(w.stream) || len(w.store)+len(w.claims)+len(t.ledger.queue)+len(t.scheduled.held)+len(w.kafka.requests) > 0 {
+	if unresolved > 0 || t.sweeps || t.cursor < len(w.stream) || len(w.store)+len(w.claims)+len(t.ledger.queue)+len(t.scheduled.held)+len(w.kafka.requests) > 0 {
 		return false
 	}
 	for _, part := range t.sink.parts {

@@ -49,6 +49,7 @@ func (d *stored) marshal(w *world) bson.Raw {
 		{Key: "origin", Value: d.Origin},
 		{Key: "attempts", Value: d.Attempts},
 		{Key: "uncounted", Value: d.Uncounted},
+		{Key: "redelivered", Value: d.Redelivered},
 	}
 	if d.NextAt != 0 {
 		doc = append(doc, bson.E{Key: "nextAt", Value: bson.DateTime(d.NextAt)})
@@ -206,8 +207,10 @@ func (b *book) restore(outcome *ledger.Outcome) {
 		return
 	}
 	for _, s := range b.w.stream {
-		if pipeline.EventNumber([]byte(s.pos)) == outcome.Event {
-			outcome.NS, outcome.Pos, outcome.Raw = s.ns, s.pos, s.raw
+		for _, pos := range []string{s.pos, outboxes.PosAt(s.clusterTime)} {
+			if pipeline.EventNumber([]byte(pos)) == outcome.Event {
+				outcome.NS, outcome.Pos, outcome.Raw = s.ns, pos, s.raw
+			}
 		}
 	}
 }
@@ -235,6 +238,7 @@ func (b *book) apply(outcome *ledger.Outcome) *waiting.Entry {
 		}
 	}
 
+	w.recordEnd(outcome)
 	if outcome.Doc == nil {
 		switch {
 		case outcome.End.Waits():
@@ -285,6 +289,8 @@ func (w *world) enter(outcome *ledger.Outcome) *waiting.Entry {
 	}
 	if outcome.Claim != nil {
 		entry.Origin = waiting.OriginScheduled
+	} else if outboxes.IsSwept(outcome.Pos) {
+		entry.Origin, entry.Redelivered = waiting.OriginSweep, true
 	}
 	if outcome.End == ledger.Retrying {
 		entry.Attempts, entry.NextAt = 1, w.clock().Add(time.Second)

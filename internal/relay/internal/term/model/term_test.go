@@ -42,7 +42,11 @@ type term struct {
 	scheduled  *scheduled
 	entered    *mailbox.Box[*waiting.Entry]
 	ready      *mailbox.Box[string]
-	cursor     int // next event of the stream
+	swept      *pipeline.Swept
+	cursor     int     // next event of the stream
+	named      bool    // its stream contains the late outbox
+	sweeps     bool    // the late outbox has to be swept
+	toSweep    []*spec // that are left
 }
 
 func (t *term) String() string { return fmt.Sprintf("owner %d", t.epoch) }
@@ -70,7 +74,7 @@ var build = func() pipeline.BuildConfig {
 	if err != nil {
 		panic(err)
 	}
-	scope, err := changes.ParseScope(namespaces)
+	scope, err := changes.ParseScope(append(namespaces[:2:2], lateNS))
 	if err != nil {
 		panic(err)
 	}
@@ -80,12 +84,16 @@ var build = func() pipeline.BuildConfig {
 // newTerm acquires the lease.
 func (w *world) newTerm() *term {
 	w.doc.epoch++
-	t := &term{w: w, epoch: w.doc.epoch, entered: mailbox.New[*waiting.Entry](), ready: mailbox.New[string]()}
+	t := &term{w: w, epoch: w.doc.epoch, named: w.named, entered: mailbox.New[*waiting.Entry](), ready: mailbox.New[string]()}
 	w.logf("%s acquires the lease", t)
 
 	build := build
 	build.Now = w.clock
-	t.ledger = &book{w: w, term: t, Ledger: ledger.New(ledger.Config{MaxAttempts: maxAttempts, Recording: ledger.RecordPosition})}
+	recording := ledger.RecordPosition
+	if w.isRecorded() {
+		recording = ledger.RecordDelete
+	}
+	t.ledger = &book{w: w, term: t, Ledger: ledger.New(ledger.Config{MaxAttempts: maxAttempts, Recording: recording})}
 	t.resolver = pipeline.NewResolver(pipeline.Config{
 		Pool: pipeline.NewPool(1<<30, 1<<20), Ledger: t.ledger, Ready: t.ready, Now: w.clock,
 		Metrics: pipeline.Metrics{Acked: func(*record.AckedBatch) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {}},
@@ -128,6 +136,7 @@ func (w *world) takeOver() {
 		}
 	}
 	t.resolver.Start(w.doc.position)
+	t.planSweep()
 
 	// Finish what earlier owners have sent outside of the order (N8).
 	finished := 0
@@ -147,7 +156,7 @@ func (w *world) takeOver() {
 	}
 
 	previous := t.load(ctx)
-	beside := finished > 0 || !previous.IsEmpty() || w.doc.beside > outboxes.PosOf(w.doc.position)
+	beside := t.sweeps || finished > 0 || !previous.IsEmpty() || w.doc.beside > outboxes.PosOf(w.doc.position)
 	t.resolver.BeginReread(beside)
 
 	until := bson.Timestamp{T: w.now, I: 1 << 20}
@@ -156,7 +165,9 @@ func (w *world) takeOver() {
 	}
 	build := build
 	build.Now = w.clock
-	t.pump = pipeline.NewPump(build, pipeline.FeedConfig{Dispatcher: t.dispatcher, Notes: &notes{}, StampMargin: 60}, pipeline.PumpConfig{
+	feed := pipeline.FeedConfig{Dispatcher: t.dispatcher, Notes: &notes{}, StampMargin: 60, RecordDeliveries: w.isRecorded()}
+	t.swept = pipeline.NewSwept(build, feed, &knownTopics{w: w})
+	t.pump = pipeline.NewPump(build, feed, pipeline.PumpConfig{
 		Term: &notes{}, Collections: map[[16]byte]bool{}, Swept: sweep.NewSkip(1 << 10), RereadUntil: until, Previous: previous,
 	})
 	position := outboxes.PosOf(w.doc.position)
@@ -259,10 +270,16 @@ func (t *term) read(n int) {
 	if t.dead {
 		return
 	}
+	if t.sweeps {
+		t.sweep()
+		return
+	}
 	batch := changes.NewBatch()
 	n = min(n, len(t.w.stream)-t.cursor)
 	for _, s := range t.w.stream[t.cursor : t.cursor+n] {
-		batch.Docs = append(batch.Docs, s.event)
+		if t.isRead(s) {
+			batch.Docs = append(batch.Docs, s.event)
+		}
 		batch.Position = resume.Position{Token: s.token, ClusterTime: s.clusterTime}
 	}
 	t.cursor += n
@@ -313,6 +330,7 @@ func (t *term) checkpoint() {
 	if outboxes.PosOf(position) < outboxes.PosOf(t.w.doc.position) {
 		t.w.fail("%s moves the watcher document back (I5)", t)
 	}
+	t.w.doc.described = t.w.doc.described || t.named && outboxes.PosOf(position) > outboxes.PosOf(t.w.doc.position)
 	t.w.doc.position = position
 	t.w.logf("%s saves the position %s and the offsets %v", t, outboxes.PosOf(position)[2:18], offsets)
 }

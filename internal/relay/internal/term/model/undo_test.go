@@ -30,6 +30,8 @@ const (
 	copiedClaims       // N19: the claim and the removal from the outbox are two transactions
 	unsavedClaims      // N19: the claim is in the memory of the owner only
 	claimsUnread       // N19: the next owner does not look for the records of a claim
+	sendOwed           // N22: a waiting envelope is sent while the sweep owes it to another topic
+	waitedForAll       // N22: a swept envelope that waited for one topic, and was sent since, counts as sent to all; with sendOwed
 	expireUnread       // N17: an event expires although a partition that may have its record was not read back
 	undoCount
 )
@@ -59,6 +61,8 @@ var undone = map[undo]struct{ name, finds string }{
 	keepBehindRejected: {"records after a rejected one are sent", "overtakes"},
 	copiedClaims:       {"a claim copies the envelopes", "cancelled"},
 	unsavedClaims:      {"claims are not stored", "lost"},
+	sendOwed:           {"owed envelopes are sent", "lost"},
+	waitedForAll:       {"an envelope that waited for a topic is left out", "lost"},
 	claimsUnread:       {"records of claims are not looked for", "repeated"},
 	expireUnread:       {"events of unread partitions expire", "expired"},
 }

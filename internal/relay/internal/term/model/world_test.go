@@ -33,6 +33,9 @@ type world struct {
 	owner *term
 	terms []*term // the owner, and frozen ones that woke up
 
+	adds  bool // the configuration names the late outbox at some time
+	named bool // it does
+
 	depth     int // of drift
 	trace     []string
 	violation string
@@ -40,10 +43,11 @@ type world struct {
 
 // document is the watcher document.
 type document struct {
-	epoch    int64
-	position resume.Position
-	beside   string
-	offsets  map[string][]int64
+	epoch     int64
+	position  resume.Position
+	described bool // the position is one of a stream with the late outbox
+	beside    string
+	offsets   map[string][]int64
 }
 
 // spec is one committed event, and what must become of it.
@@ -92,7 +96,7 @@ func newWorld(undo undo) *world {
 	}
 	w.doc.offsets = map[string][]int64{}
 	w.doc.position = w.positionNow()
-	for _, ns := range namespaces {
+	for _, ns := range append(namespaces[:2:2], lateNS) {
 		w.outboxes[ns] = map[string]*spec{}
 	}
 	return w
@@ -134,12 +138,23 @@ func (w *world) names(list []*sent) string {
 func (w *world) commitEvents() {
 	w.now++
 	ns := namespaces[w.rand.IntN(len(namespaces))]
+	isLate := w.adds && w.rand.IntN(2) == 0
+	if isLate {
+		ns = lateNS
+	}
 	for i := range 1 + w.rand.IntN(3) {
 		s := &spec{
 			number: len(w.stream), ns: ns, key: []string{"k", "K", "m"}[w.rand.IntN(3)], rejections: map[string]int{},
 			clusterTime: bson.Timestamp{T: w.now, I: uint32(i + 1)},
 		}
 		s.id = fmt.Sprintf("id%d", s.number)
+		if isLate {
+			w.chooseFate(s)
+			// The late outbox has only what is sent at once, under its own ids.
+			s.id, s.due, s.malformed, s.unstorable = fmt.Sprintf("id%d", s.number), 0, false, false
+			w.commit(s)
+			continue
+		}
 		// Ids are unique within a collection, for as long as consumers keep marks of them.
 		if other := namespaces[1-slices.Index(namespaces, ns)]; w.rand.IntN(4) == 0 && len(w.outboxes[other]) > 0 {
 			s.id = w.anyID(other)
@@ -268,7 +283,8 @@ func (w *world) commit(s *spec) {
 // cleanOutbox deletes envelopes, as services and TTL indexes do at any time. It leaves scheduled ones, whose deletion is a cancellation.
 func (w *world) cleanOutbox() {
 	for _, s := range w.stream {
-		if w.outboxes[s.ns][s.id] == s && s.due == 0 && w.rand.IntN(2) == 0 {
+		// The relay may not have read the late outbox yet.
+		if s.ns != lateNS && w.outboxes[s.ns][s.id] == s && s.due == 0 && w.rand.IntN(2) == 0 {
 			delete(w.outboxes[s.ns], s.id)
 			w.logf("a service deletes %s", s)
 			if w.undo == waitInOutbox {
