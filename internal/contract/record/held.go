@@ -67,6 +67,10 @@ type Holder interface {
 	// Send calls it before it queues a record.
 	CheckGate(rec *Record, side bool) error
 
+	// HoldOffsets keeps all stored offsets until the end of the reread. Send calls it before it queues a record of the stream below which the
+	// partition has records of later events that are not claimed yet: its ack would move the stored offset past them (N8).
+	HoldOffsets()
+
 	// Withdrawn takes over records that were queued, in the order in which they were sent.
 	Withdrawn(list []Withdrawn)
 

@@ -98,10 +98,6 @@ func (l *Ledger) applyRejection(outcome *Outcome, topics []string, why *record.R
 	for _, topic := range topics {
 		outcome.Rejected = append(outcome.Rejected, record.Result{Topic: topic, Partition: record.AnyPartition, Rejection: why})
 	}
-	if why.Class == record.Dropped || why.Class == record.Expired && l.config.DropExpired {
-		outcome.End, outcome.Rejection = Dropped, *why
-		return outcome
-	}
 	l.decideRejected(outcome, topics, why, record.Result{Partition: record.AnyPartition})
 	return outcome
 }
@@ -120,7 +116,17 @@ func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rej
 		return
 	}
 
+	isKept := func(rejected record.Result) bool { return !l.isDiscarded(rejected.Rejection.Class) }
+	if l.isDiscarded(why.Class) && !slices.ContainsFunc(outcome.Rejected, isKept) {
+		outcome.End = Dropped
+		return
+	}
 	outcome.End, outcome.Rejection = Dead, outcome.lastRejection(why)
+}
+
+// isDiscarded reports whether envelopes of a class leave no dead letter.
+func (l *Ledger) isDiscarded(class record.Class) bool {
+	return class == record.Dropped || class == record.Expired && l.config.DropExpired
 }
 
 // lastRejection returns why an envelope is dead that a topic rejected with why.

@@ -159,6 +159,12 @@ func TestN17_DecisionsAboutAWaitingEnvelope(t *testing.T) {
 		if o := l.Rejected(&waiting.Document{}, []string{"a"}, &record.Rejection{Class: record.Expired}); o.End != want {
 			t.Errorf("an expired envelope is %v, want %v", o.End, want)
 		}
+		if o := l.Decide(&waiting.Document{}, []string{"a", "b"}, []record.Result{rejected("a", record.Expired), acked("b")}); o.End != want {
+			t.Errorf("an envelope that has expired for the last topic is %v, want %v", o.End, want)
+		}
+		if o := l.Decide(&waiting.Document{}, []string{"a", "b"}, []record.Result{rejected("a", record.Expired), rejected("b", record.NotAllowed)}); o.End != Dead {
+			t.Errorf("an envelope that one topic rejects is %v", o.End)
+		}
 		if o := l.Rejected(&waiting.Document{}, []string{"a"}, &record.Rejection{Class: record.Dropped}); o.End != Dropped {
 			t.Errorf("an envelope that a rule drops is %v", o.End)
 		}

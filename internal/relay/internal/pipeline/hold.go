@@ -16,7 +16,7 @@ var _ record.Holder = (*Resolver)(nil)
 type rereadWindow struct {
 	mu       sync.Mutex
 	active   bool
-	mustHold bool          // the next delivery outside of the stream's order holds all stored offsets
+	mustHold bool          // HoldOffsets holds all stored offsets
 	end      record.Ticket // the first one after the reread
 }
 
@@ -28,7 +28,7 @@ type rereadWindow struct {
 // sent outside of that order could have a higher offset, and would move the stored offset
 // past them. Therefore all stored offsets stay until EndReread (N8): from now on if beside
 // reports that a previous owner sent outside of the order, otherwise from the first such
-// delivery on.
+// delivery on, or from the first event that the previous owner did not send although it sent later ones: Kafka had rejected its record.
 func (r *Resolver) BeginReread(beside bool) {
 	r.reread.mu.Lock()
 	defer r.reread.mu.Unlock()
@@ -65,9 +65,9 @@ func (r *Resolver) isOfReread(ticket record.Ticket) bool {
 	return r.reread.active || ticket < r.reread.end
 }
 
-// holdOffsetsInReread holds all stored offsets if a reread requires it. It is called before a
-// delivery outside of the stream's order.
-func (r *Resolver) holdOffsetsInReread() {
+// HoldOffsets implements record.Holder: it holds all stored offsets if a reread requires it. It is also called before a delivery outside of
+// the stream's order.
+func (r *Resolver) HoldOffsets() {
 	r.reread.mu.Lock()
 	defer r.reread.mu.Unlock()
 

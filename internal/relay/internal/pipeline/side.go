@@ -80,7 +80,7 @@ func (d *Dispatcher) publishSide(ctx context.Context, recs []record.Record, side
 	}
 
 	// N8: the hold has to be in place before the record can be acked.
-	d.holdOffsetsInReread()
+	d.HoldOffsets()
 	ticket := d.tracker.BeginSide()
 	// The delivery is registered first: the sink may ack a record from within Send.
 	d.addSide(ticket, side)

@@ -21,6 +21,7 @@ func (d *openHolder) CheckGate(*record.Record, bool) error      { d.checks++; re
 func (*openHolder) Withdrawn(list []record.Withdrawn)           { panic(list) }
 func (*openHolder) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
 func (*openHolder) Ready(topic string)                          { panic(topic) }
+func (*openHolder) HoldOffsets()                                {}
 
 // heldRecord is a record that is held, under the ticket that its event has in the stream.
 type heldRecord struct {
@@ -36,15 +37,17 @@ type testHolder struct {
 	u  sinkOptions
 	r  *testSink
 
-	mu      sync.Mutex
-	sent    map[record.Ticket]record.Record
-	held    []heldRecord
-	gates   map[string]int  // by key
-	again   map[string]bool // keys with a side delivery that was given back since release began
-	calls   [][]record.Withdrawn
-	ready   []string
-	pressed func() (low record.Ticket, stream, side bool)
-	changed chan struct{}
+	mu   sync.Mutex
+	sent map[record.Ticket]record.Record
+
+	offsetHolds int // calls of HoldOffsets
+	held        []heldRecord
+	gates       map[string]int  // by key
+	again       map[string]bool // keys with a side delivery that was given back since release began
+	calls       [][]record.Withdrawn
+	ready       []string
+	pressed     func() (low record.Ticket, stream, side bool)
+	changed     chan struct{}
 }
 
 func newTestHolder(tb testing.TB) *testHolder {
@@ -215,6 +218,12 @@ func (d *testHolder) MemoryPressure() (low record.Ticket, stream, side bool) {
 		return 0, false, false
 	}
 	return d.pressed()
+}
+
+func (d *testHolder) HoldOffsets() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.offsetHolds++
 }
 
 func (d *testHolder) Ready(topic string) {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,6 +66,8 @@ type ledger struct {
 	idle     map[record.TopicPartition]int64
 	bytes    int
 	changed  chan struct{}
+
+	offsetHolds atomic.Int64 // calls of HoldOffsets
 }
 
 func newLedger(tb testing.TB) *ledger {
@@ -125,6 +128,7 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 func (*ledger) CheckGate(*record.Record, bool) error        { return nil }
 func (*ledger) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
 func (*ledger) Ready(string)                                {}
+func (l *ledger) HoldOffsets()                              { l.offsetHolds.Add(1) }
 
 func (l *ledger) Restore(tp record.TopicPartition, offset int64) {
 	l.mu.Lock()

@@ -139,6 +139,26 @@ func TestN08_RecordsOfAGrownTopicAreFlagged(t *testing.T) {
 
 // TestN10_KeysThatWereSentAreBounded: beyond the bound no record of any key is skipped. That is
 // safe, and the records get the redelivered header.
+func TestN08_OffsetsStayBelowRecordsThatAreNotClaimed(t *testing.T) {
+	t.Parallel()
+	next, topic := openSuccessor(t, 2)
+	check := func(when string, want bool) {
+		t.Helper()
+		if holds := next.acks.offsetHolds.Swap(0) > 0; holds != want {
+			t.Errorf("%s: offsets are held: %t", when, holds)
+		}
+	}
+	next.send(t, newRecord(topic, "k", "k/0"))
+	check("a record that was sent", false)
+
+	// Kafka had rejected this record, so the previous owner sent the next one without it.
+	next.send(t, newRecord(topic, "k", "k/rejected"))
+	check("a record that was not sent although a later one was", true)
+	next.send(t, newRecord(topic, "k", "k/1"))
+	next.send(t, newRecord(topic, "k", "k/2"))
+	check("a new record", false)
+}
+
 func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	t.Parallel()
 	r, topic := openSuccessor(t, 4)

@@ -120,6 +120,10 @@ func (s *Sink) Send(rec *record.Record, ticket record.Ticket) error {
 	if mayBeCopy && !partition.quarantine {
 		top.markKeySentLocked(rec.Key, side)
 	}
+	// The previous owner has sent later events to this partition, and not this one.
+	if partition.hits.Len() > 0 {
+		s.parker.holder.HoldOffsets()
+	}
 	s.enqueueLocked(partition, rec, ticket, size, need, copyRisk(mayBeCopy))
 	s.batches.changeUnresolvedLocked(1, size)
 	return nil

@@ -109,6 +109,9 @@ func (s *sink) Send(rec *record.Record, ticket record.Ticket) error {
 		s.w.logf("%s holds e%d %s for %v, which is parked", s.term, numberOf(rec), way, part.tp)
 		return record.ErrPartitionParked
 	default:
+		if part.hits.Len() > 0 {
+			s.term.resolver.HoldOffsets()
+		}
 		part.queue = append(part.queue, queued)
 	}
 	s.w.logf("%s queues e%d %s for %v", s.term, numberOf(rec), way, part.tp)
