@@ -87,7 +87,10 @@ func TestAnActionThatFailsHalfwayStatesWhatItDid(t *testing.T) {
 	due := time.Now().Add(time.Hour)
 	for i, id := range []string{"a1", "a2"} {
 		doc := bson.D{
-			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Due"},
+			{Key: "_id", Value: id},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "7"},
+			{Key: "type", Value: "Due"},
 			{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Second)},
 		}
 		if _, err := s.outbox.InsertOne(t.Context(), doc); err != nil {
