@@ -189,6 +189,10 @@ func (s *sink) transmit(part *partition, n int) {
 	if s.dead || part.inFlight != nil || len(part.queue) == 0 || part.mustReopen {
 		return
 	}
+	// Another owner acquires the lease after it has expired, and the gate is closed then (N2). A request that has passed it may be slow.
+	if s.term.epoch != s.w.doc.epoch {
+		return
+	}
 	n = min(n, len(part.queue))
 	part.inFlight = &request{sink: s, part: part, epoch: s.term.producer, records: slices.Clone(part.queue[:n])}
 	s.w.kafka.requests = append(s.w.kafka.requests, part.inFlight)
