@@ -21,7 +21,7 @@ func testScheduledEvents(s *scene, b *tab) {
 	b.openPage("/scheduled")
 	b.waitForText(fmt.Sprintf("%d in all", scheduled))
 	b.runActions("a tick and a time", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.SetValue(`input[name=due]`, formatInput(time.Now().Add(-time.Minute))))
-	id := evaluateScript[string](b, "document.querySelector('input[name=pick]:checked').value")
+	id := evaluateScript[string](b, "document.querySelector('input[name=pick]:checked').ariaLabel.replace('Select ', '')")
 	b.clickButton("Reschedule …")
 	b.confirmAction("1 event is due at", "Reschedule 1", "is due at")
 	s.waitUntil("the event that is due in Kafka", func(context.Context) bool { return s.allSent(id) })

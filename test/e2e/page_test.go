@@ -441,7 +441,7 @@ func testLookup(s *scene, b *tab) {
 	b.waitForText("rejected-1")
 	b.waitForText("the broker rejected it (87)")
 
-	b.runActions("a tick", chromedp.Click(`input[name=pick][value=rejected-1]`))
+	b.runActions("a tick", chromedp.Click(`input[name=pick][aria-label="Select rejected-1"]`))
 	b.clickButton("Retry now …")
 	b.confirmAction("1 failed event is due now", "Retry now 1", "tried again now")
 	s.waitUntil("the envelope that was rejected in Kafka", func(context.Context) bool { return s.noneWaits("rejected-1") })
