@@ -110,7 +110,5 @@ func TestConnectEndsWithTheComparison(t *testing.T) {
 	}
 
 	p.Kill()
-	stacktest.Eventually(t, fmt.Sprintf("process %d of Kafka Connect ends", pid), func() bool {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-	})
+	stacktest.Eventually(t, fmt.Sprintf("process %d of Kafka Connect ends", pid), func() bool { return kit.IsGone(pid) })
 }

@@ -3,13 +3,11 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -40,7 +38,5 @@ func TestRelaysEndWithTheBenchmark(t *testing.T) {
 	})
 
 	p.Kill()
-	stacktest.EventuallyIn(t, kit.Patience, fmt.Sprintf("process %d ends", pid), func() bool {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-	})
+	stacktest.EventuallyIn(t, kit.Patience, fmt.Sprintf("process %d ends", pid), func() bool { return kit.IsGone(pid) })
 }

@@ -1,13 +1,17 @@
 package agenda_test
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
+	driverevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/lab/devstack/stacktest"
@@ -179,6 +183,31 @@ func TestAnActionReportsANamedEventThatIsGone(t *testing.T) {
 	}
 	if n, err := agenda.CancelInParts(t.Context(), coll, query, report); n != 1 || err != nil || len(missed) != 2 || missed[0] == missed[1] {
 		t.Errorf("%d canceled, %v, missed %v, want 1 and 2 missed ones", n, err, missed)
+	}
+}
+
+// An operator may name thousands of events, each of which is changed alone.
+func TestAStatementContainsOnlyTheIDsOfItsPart(t *testing.T) {
+	t.Parallel()
+	var largest atomic.Int64
+	monitor := &driverevent.CommandMonitor{Started: func(_ context.Context, started *driverevent.CommandStartedEvent) {
+		if started.CommandName == "delete" {
+			largest.Store(max(largest.Load(), int64(len(started.Command))))
+		}
+	}}
+	coll := stacktest.Database(t, stacktest.Client(t, options.Client().SetMonitor(monitor))).Collection("outbox")
+
+	query := agenda.Query{}
+	for range 200 {
+		scheduled := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "x", event.Payload{}, event.WithDueAt(soon))
+		if _, err := coll.InsertOne(t.Context(), scheduled); err != nil {
+			t.Fatal(err)
+		}
+		query.IDs = append(query.IDs, scheduled.ID())
+	}
+	n, err := agenda.CancelInParts(t.Context(), coll, query, agenda.Report{Missed: func(event.ID) {}})
+	if err != nil || n != 200 || largest.Load() > 1000 {
+		t.Errorf("%d canceled, %v; the largest statement has %d bytes", n, err, largest.Load())
 	}
 }
 

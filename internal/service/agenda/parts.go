@@ -27,11 +27,7 @@ type Report struct {
 // CancelInParts is [CancelMatching] for an operator: it changes 1,000 events at a time, or each alone if the query names them, and reports
 // each of these parts. After an error some of the events are gone. ctx must have no transaction.
 func CancelInParts(ctx context.Context, coll *mongo.Collection, query Query, report Report) (n int64, err error) {
-	filter, err := query.buildFilter()
-	if err != nil {
-		return 0, err
-	}
-	return query.changeInParts(ctx, coll, filter, report, func(part bson.D) (int64, error) {
+	return query.changeInParts(ctx, coll, bson.D{}, report, func(part bson.D) (int64, error) {
 		res, err := coll.DeleteMany(ctx, part)
 		if err != nil {
 			return 0, err
@@ -43,19 +39,15 @@ func CancelInParts(ctx context.Context, coll *mongo.Collection, query Query, rep
 // MoveInParts sets the due time of the events that query selects to dueAt, and returns the number of the events that had another one. It
 // works like [CancelInParts].
 func MoveInParts(ctx context.Context, coll *mongo.Collection, query Query, dueAt time.Time, report Report) (n int64, err error) {
-	filter, err := query.buildFilter()
-	if err == nil {
-		err = CheckTime(dueAt)
-	}
-	if err != nil {
+	if err := CheckTime(dueAt); err != nil {
 		return 0, err
 	}
 
 	// The cursor walks along the index of the due times. It must not find events again that were moved to a place before it.
 	due := bson.NewDateTimeFromTime(dueAt)
-	filter = listing.All(filter, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$ne", Value: due}}}})
+	isElsewhere := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$ne", Value: due}}}}
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: due}}}}
-	return query.changeInParts(ctx, coll, filter, report, func(part bson.D) (int64, error) {
+	return query.changeInParts(ctx, coll, isElsewhere, report, func(part bson.D) (int64, error) {
 		res, err := coll.UpdateMany(ctx, part, set)
 		if err != nil {
 			return 0, err
@@ -64,16 +56,30 @@ func MoveInParts(ctx context.Context, coll *mongo.Collection, query Query, dueAt
 	})
 }
 
-// changeInParts calls change with a filter for each part of the events that filter selects, and returns the sum of its results. It ends at the
-// first error. An event that a watcher claims in the meantime matches the filter of its part no more.
+// changeInParts calls change with a filter for each part of the events that q selects and condition too, and returns the sum of its results.
+// It ends at the first error. An event that a watcher claims in the meantime matches the filter of its part no more.
 func (q Query) changeInParts(
-	ctx context.Context, coll *mongo.Collection, filter bson.D, report Report, change func(part bson.D) (int64, error),
+	ctx context.Context, coll *mongo.Collection, condition bson.D, report Report, change func(part bson.D) (int64, error),
 ) (n int64, err error) {
+	filter, err := q.buildFilter()
+	if err != nil {
+		return 0, err
+	}
+	filter = listing.All(filter, condition)
+
 	size := partSize
-	if q.IDs != nil {
-		// Only the result of a part with one event says which event was missed.
+	if q.IDs != nil && report.Missed != nil {
+		// Only the result of a part with one event shows which event was missed.
 		size = 1
 	}
+	// A part has its own ids, and there may be thousands of named ones.
+	q.IDs = nil
+	partFilter, err := q.buildFilter()
+	if err != nil {
+		return 0, err
+	}
+	partFilter = listing.All(partFilter, condition)
+
 	cursor, err := cursor.Find(ctx, coll, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}).SetBatchSize(partSize))
 	if err != nil {
 		return 0, err
@@ -82,7 +88,7 @@ func (q Query) changeInParts(
 
 	var ids bson.A
 	changePart := func() error {
-		changed, err := change(listing.All(filter, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}))
+		changed, err := change(listing.All(partFilter, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}))
 		if err == nil && changed == 0 && size == 1 && report.Missed != nil {
 			report.Missed(idOf(ids[0].(bson.RawValue)))
 		}
