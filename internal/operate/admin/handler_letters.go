@@ -152,6 +152,10 @@ func newHandlerLetter(ns string, letter *handlerletters.Letter) DeadLetter {
 		origin:        letterOrigin{place: outboxes.Place{Topic: letter.ID.Topic, Partition: letter.ID.Partition, Offset: letter.ID.Offset}},
 	}
 
+	// A row is text, and other producers may use bytes as ids.
+	if !utf8.ValidString(letter.ID.Message) {
+		deadLetter.Row = deadLetter.Place
+	}
 	for _, a := range letter.History {
 		deadLetter.Attempts = append(deadLetter.Attempts, record.Attempt{At: a.At, Class: record.Class(a.Class), Reason: a.Reason})
 	}

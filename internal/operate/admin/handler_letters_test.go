@@ -396,6 +396,19 @@ func TestALetterOfAHandlerIsFoundByItsPlace(t *testing.T) {
 			t.Errorf("%s: %s, %v", id, l.Place, err)
 		}
 	}
+	// A foreign producer may write the 16 bytes of a UUID into the header.
+	f.giveUpAt(8, f.a, deadletter.DefaultCollection, "h", "\xff\x01")
+	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{Source: admin.FromHandler}, admin.MaxPage, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, listed := range page.Items {
+		ref.ID = listed.Row
+		if l, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); err != nil || l.Place != listed.Place {
+			t.Errorf("the row %s of %s: %s, %v", listed.Row, listed.Place, l.Place, err)
+		}
+	}
+
 	ref.ID = "orders/0@9"
 	if _, err := f.op.Letters().Show(t.Context(), ref, admin.WithoutPayload); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("a place without a letter: %v", err)

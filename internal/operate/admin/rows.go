@@ -27,6 +27,14 @@ func parseRow[K any](text string) (store string, key K, ok bool) {
 	return store, key, ok
 }
 
+// ShowRow returns the id of the entry that text names, for people. An id stays as it is.
+func ShowRow(text string) string {
+	if _, id, isRow := parseRow[string](text); isRow {
+		return id
+	}
+	return text
+}
+
 // splitRows returns the ids of a list that also names rows, and the keys of its rows in store. Without any id and row in store, ids is empty
 // and not nil, because an empty list selects nothing. Nil stays nil.
 func splitRows[K any](list []string, store string) (ids []string, keys []K) {

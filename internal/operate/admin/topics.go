@@ -11,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/relay/activity"
 	"github.com/outrelay/outrelay/internal/relay/stored/letters"
 	"github.com/outrelay/outrelay/internal/relay/stored/nodes"
+	"github.com/outrelay/outrelay/internal/relay/stored/outboxes"
 	"github.com/outrelay/outrelay/internal/service/inventory"
 	"github.com/outrelay/outrelay/internal/service/lettercount"
 )
@@ -171,10 +172,12 @@ func mergeLatencies(list []float64, recent []int32) []float64 {
 // countLetters adds the dead letters of the relay and of handlers. more reports that a collection has more letters than
 // are counted.
 func (a Activity) countLetters(ctx context.Context, rows topicRows) (more bool, err error) {
-	databases, err := a.op.ServiceDatabases(ctx, "")
+	// The page counts every two seconds, so only a bounded number of databases is searched.
+	names, err := a.op.collectionNames(ctx)
 	if err != nil {
 		return false, err
 	}
+	databases := inventory.ChooseDatabases(consumerDatabases(a.op), outboxes.DatabasesOf(names))
 	counts, more, err := letters.CountTopics(ctx, a.op.letters(), a.op.Watcher, maxTopicLetters)
 	if err != nil {
 		return more, err

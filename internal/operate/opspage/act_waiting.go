@@ -81,7 +81,7 @@ func planCancel(call *call) (preview, error) {
 // listNotScheduled lists the selected events that an action did not change.
 func listNotScheduled(ids []string) (rows []row) {
 	for _, id := range ids {
-		rows = append(rows, row{id, "not scheduled any more: cancelled, or being sent"})
+		rows = append(rows, row{admin.ShowRow(id), "not scheduled any more: cancelled, or being sent"})
 	}
 	return rows
 }
