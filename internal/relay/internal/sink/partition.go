@@ -39,6 +39,7 @@ type partition struct {
 	needsReadBack bool
 
 	hits     *fence.Known // N7: the records that the takeover has found, until the reread ends
+	unread   bool         // N8: its log is another one, so a record of the reread, or of a side delivery, may be a second copy
 	lastUsed time.Time    // last batch or marker of our producer id, for the keep-alive
 	tries    int
 
@@ -233,8 +234,8 @@ type topic struct {
 	sentKeys     map[sentKey]struct{} // N10: keys of which a record was sent in this reread
 	allKeysSent  bool                 // N10: there were too many sentKeys, so every key counts as sent
 
-	// N8: a part of a partition was not read, so a record of the reread, or of a side delivery, may be a second copy. That holds in all
-	// partitions: the topic may have grown since, or the envelope may name another partition now.
+	// N8: a part of the log of a partition was not read, so a record of the reread, or of a side delivery, may be a second copy. That holds in
+	// all partitions: the topic may have grown since, or the envelope may name another partition now.
 	unread bool
 
 	obstruction

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/contract/record"
@@ -110,11 +112,12 @@ func TestN08_SideDeliveriesAreFlaggedAfterTheReread(t *testing.T) {
 // that part although its key has another partition now, whether or not the stored offsets include the new partition.
 func TestN08_RecordsOfAGrownTopicAreFlagged(t *testing.T) {
 	t.Parallel()
-	for name, stored := range map[string][]int64{"grown since": {1000}, "growth stored": {1000, 0}} {
+	for name, stored := range map[string][]int64{"grown since": {1}, "growth stored": {1, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// The log ends before the stored offset of the partition 0.
+			// The retention of the topic has removed records from the stored offset of the partition 0 on.
 			topic := stacktest.Topic(t, 2)
+			removeRecords(t, topic, 3)
 			r := openSink(t, sinkOptions{claims: &claims{offsets: map[string][]int64{topic: stored}}})
 			const keys = 8
 			for i := range keys {
@@ -137,8 +140,46 @@ func TestN08_RecordsOfAGrownTopicAreFlagged(t *testing.T) {
 	}
 }
 
-// TestN10_KeysThatWereSentAreBounded: beyond the bound no record of any key is skipped. That is
-// safe, and the records get the redelivered header.
+// removeRecords writes n records to the partition 0 of a topic, and removes them, as the retention does.
+func removeRecords(t *testing.T, topic string, n int) {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for range n {
+		if err := client.ProduceSync(t.Context(), &kgo.Record{Topic: topic, Partition: 0, Value: []byte("removed")}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := kadm.Offsets{}
+	before.Add(kadm.Offset{Topic: topic, Partition: 0, At: int64(n)})
+	if _, err := kadm.NewClient(client).DeleteRecords(t.Context(), before); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestN08_ATopicThatWasCreatedAgainFlagsTheKeysOfItsPartitionsOnly: the log ends before the stored offset, so it is another one.
+func TestN08_ATopicThatWasCreatedAgainFlagsTheKeysOfItsPartitionsOnly(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 2)
+	r := openSink(t, sinkOptions{claims: &claims{offsets: map[string][]int64{topic: {1000, 0}}}})
+	for i := range 8 {
+		r.send(t, newRecord(topic, fmt.Sprint("k", i), fmt.Sprint("event-", i)))
+	}
+	r.Flush()
+	r.acks.waitResolved(8)
+
+	for partition, records := range readTopic(t, stacktest.Brokers(t), topic) {
+		for _, x := range records {
+			if isFlagged := x.Headers[len(x.Headers)-1].Key == record.HeaderRedelivered; isFlagged != (partition == 0) {
+				t.Errorf("%s in partition %d: flagged %t", x.Value, partition, isFlagged)
+			}
+		}
+	}
+}
+
 func TestN08_OffsetsStayBelowRecordsThatAreNotClaimed(t *testing.T) {
 	t.Parallel()
 	next, topic := openSuccessor(t, 2)
@@ -159,6 +200,8 @@ func TestN08_OffsetsStayBelowRecordsThatAreNotClaimed(t *testing.T) {
 	check("a new record", false)
 }
 
+// TestN10_KeysThatWereSentAreBounded: beyond the bound no record of any key is skipped. That is
+// safe, and the records get the redelivered header.
 func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	t.Parallel()
 	r, topic := openSuccessor(t, 4)

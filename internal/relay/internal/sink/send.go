@@ -309,7 +309,7 @@ const (
 // size is the number of bytes that rec has reserved, and need is the number that it needs in the
 // batch.
 func (s *Sink) enqueueLocked(partition *partition, rec *record.Record, ticket record.Ticket, size, need int, risk copyRisk) {
-	unread := partition.topic.unread || partition.topic.allKeysSent
+	unread := partition.unread || partition.topic.unread || partition.topic.allKeysSent
 	if unread && risk == maybeAnother && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
 		// The records of the other targets share the headers, so a copy gets the flag.

@@ -146,6 +146,14 @@ func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int6
 	offsets[tp.Topic] = list
 }
 
+// storedOffset returns the stored offset of a partition, or -1.
+func storedOffset(stored map[string][]int64, tp record.TopicPartition) int64 {
+	if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
+		return list[tp.Partition]
+	}
+	return -1
+}
+
 // addTails creates the topics of a takeover. Every partition gets its stored offset. Partitions
 // in quarantine need it too, because their stored offset must not move.
 func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
@@ -165,7 +173,9 @@ func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 		partition := findOrAdd(tp)
 		partition.ackedEnd, partition.hits, partition.lastUsed = tail.Next, tail.Hits, now
 		partition.topic.hitsLeft += tail.Hits.Len()
-		partition.topic.unread = partition.topic.unread || tail.OutOfRange || tail.Truncated
+		// The topic was created again, or is that of another cluster. All partitions of such a topic are new.
+		partition.unread = tail.OutOfRange && tail.From < max(storedOffset(stored, tp), 0)
+		partition.topic.unread = partition.topic.unread || !partition.unread && (tail.OutOfRange || tail.Truncated)
 
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From-tail.Markers, 0)))
 		s.acks.Restore(tp, tail.From)
@@ -181,10 +191,7 @@ func (s *Sink) addTails(out *fence.Out, stored map[string][]int64) {
 		partition.setObstacle(partition.topic.quarantineObstacle(reason), now)
 
 		// N9: a partition without a stored offset is read from 0.
-		offset := int64(0)
-		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
-			offset = max(list[tp.Partition], 0)
-		}
+		offset := max(storedOffset(stored, tp), 0)
 		partition.ackedEnd = offset
 		s.acks.Restore(tp, offset)
 	}
