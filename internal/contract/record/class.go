@@ -34,6 +34,9 @@ func (c Class) DeadAtOnce() bool {
 	return false
 }
 
+// IsDiscarded reports whether envelopes of this class leave no dead letter. dropExpired is the configured handling of expired ones.
+func (c Class) IsDiscarded(dropExpired bool) bool { return c == Dropped || c == Expired && dropExpired }
+
 // Rejection is an error that is the fault of one envelope or record. It does not affect others.
 type Rejection struct {
 	Class  Class

@@ -116,17 +116,12 @@ func (l *Ledger) decideRejected(outcome *Outcome, left []string, why *record.Rej
 		return
 	}
 
-	isKept := func(rejected record.Result) bool { return !l.isDiscarded(rejected.Rejection.Class) }
-	if l.isDiscarded(why.Class) && !slices.ContainsFunc(outcome.Rejected, isKept) {
+	isKept := func(rejected record.Result) bool { return !rejected.Rejection.Class.IsDiscarded(l.config.DropExpired) }
+	if why.Class.IsDiscarded(l.config.DropExpired) && !slices.ContainsFunc(outcome.Rejected, isKept) {
 		outcome.End = Dropped
 		return
 	}
 	outcome.End, outcome.Rejection = Dead, outcome.lastRejection(why)
-}
-
-// isDiscarded reports whether envelopes of a class leave no dead letter.
-func (l *Ledger) isDiscarded(class record.Class) bool {
-	return class == record.Dropped || class == record.Expired && l.config.DropExpired
 }
 
 // lastRejection returns why an envelope is dead that a topic rejected with why.

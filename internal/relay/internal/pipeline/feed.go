@@ -247,7 +247,7 @@ func (f *feed) rejectEnvelope(ctx context.Context, item *Item, err error) error 
 		return err
 	}
 
-	if rejection.Class == record.Dropped || rejection.Class == record.Expired && f.DropExpired {
+	if rejection.Class.IsDiscarded(f.DropExpired) {
 		f.Notes.CountDropped(rejection.Class)
 		return nil
 	}
